@@ -41,11 +41,11 @@ triton: $(READY) ## hold the kernels for GPUs against the reference path: on a G
 	@$(BIN)/python -m pytest -q -m triton --cases 4000 --timeout 0 --numprocesses 2 tests/unit/compressors/test_triton.py
 	@$(BIN)/python -m tests.compile_kernels
 
-bench-ci: $(READY) ## a few short runs, compared with results/reference/ci.csv: bytes and accuracy must repeat (20 s)
-	@$(BIN)/python benchmarks/ci.py
+bench-ci: $(READY) ## short runs, compared with results/reference/ci.csv: bytes and accuracy must repeat (30 s)
+	@$(BIN)/python -m benchmarks.ci
 
 bless: $(READY) ## what these runs measure now becomes results/reference/ci.csv
-	@$(BIN)/python benchmarks/ci.py --bless
+	@$(BIN)/python -m benchmarks.ci --bless
 
 published: $(READY) ## the four published systems, claim by claim: sweeps and pages, some hours (ONLY=system for one)
 	@$(BIN)/python -m benchmarks.published $(if $(ONLY),--only $(ONLY))
@@ -69,8 +69,8 @@ format: $(READY) ## rewrite the sources in the common style
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format .
 
-docs: $(READY) ## build the documentation into build/site, which needs no web server and no network; a broken link fails
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+docs: $(READY) ## build the documentation into build/site, which needs no web server and no network; a broken link or anchor, or a page outside the navigation, fails
+	@log=$$(NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict 2>&1) || { echo "$$log" >&2; exit 1; }
 
 clean: ## remove the environment, caches and build outputs; results and data stay
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks

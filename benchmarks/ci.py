@@ -1,7 +1,7 @@
 """Make the short runs of continuous integration, and compare their reproducible columns with a reference.
 
-    python benchmarks/ci.py            # exit code 5 if bytes per step or accuracy changed (make bench-ci)
-    python benchmarks/ci.py --bless    # the new measurements become the reference (make bless)
+    python -m benchmarks.ci            # exit code 5 if bytes per step or accuracy changed (make bench-ci)
+    python -m benchmarks.ci --bless    # the new measurements become the reference (make bless)
 
 The runs are listed in ci.toml.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from bench.core.rows import RowWriter
 from bench.core.schema import METRICS
 from bench.report.store import collect_runs, read
+from benchmarks.inputs import write_inputs
 
 REFERENCE = Path("results/reference/ci.csv")
 RUNS = Path(__file__).with_suffix(".toml")
@@ -29,6 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bless", action="store_true", help=f"write {REFERENCE} instead of comparing with it")
     blessing = parser.parse_args().bless
+    write_inputs(Path())
     with tempfile.TemporaryDirectory() as folder:
         bench("sweep", str(RUNS), "--out", folder, check=True)
         if blessing:

@@ -1,8 +1,9 @@
-"""Measure how much there is to read: files, statements, lengths, names with several meanings, import circles, README.
+"""Measure how much there is to read: files, statements, names with several meanings, ancestors, circles.
 
     python benchmarks/code_size.py [CHECKOUT]
 
-Tests and benchmarks do not count. The spine is everything outside bench/extensions and compressors/auto.
+Tests and benchmarks do not count. The core is everything but the extensions, which can be deleted.
+results/reference/code-size.txt holds the output at an earlier commit.
 """
 
 from __future__ import annotations
@@ -13,39 +14,84 @@ import statistics
 import sys
 from pathlib import Path
 
-PACKAGES = ("bench", "compressors", "collectives")
-EXTENSIONS = ("bench/extensions/", "compressors/auto/")
+PACKAGES = ("gradwire", "bench", "compressors", "collectives")
+EXTENSIONS = ("bench/extensions/", "compressors/auto/", "compressors/kernels/triton/")
+MOST_LINES, MOST_ANCESTORS = 450, 4
 
 
 def main(root: Path) -> None:
     """Print one line for each figure."""
-    files = sorted(path for package in PACKAGES for path in (root / package).rglob("*.py"))
+    files = sorted(path for name in PACKAGES for path in [*root.glob(f"{name}.py"), *(root / name).rglob("*.py")])
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files}
     statements = {path: sum(isinstance(node, ast.stmt) for node in ast.walk(tree)) for path, tree in trees.items()}
     in_extensions = sum(
         count for path, count in statements.items() if str(path.relative_to(root)).startswith(EXTENSIONS)
     )
-    lines = [len(path.read_text(encoding="utf-8").splitlines()) for path in files]
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
     functions = [
         (node.end_lineno or 0) - node.lineno + 1
         for tree in trees.values()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
-    circles = import_circles(root, trees)
+    modules = {_module_name(path.relative_to(root)): tree for path, tree in trees.items()}
+    ancestors = ancestors_of_classes(modules)
+    most = max(ancestors.values(), key=len)
+    deepest = sorted(name.rpartition(".")[2] for name, own in ancestors.items() if len(own) == len(most))
+    circles = import_circles(modules)
     for name, value in (
         ("files", len(files)),
-        ("lines", sum(lines)),
+        ("lines", sum(lines.values())),
         ("statements", sum(statements.values())),
-        ("statements of the spine", sum(statements.values()) - in_extensions),
-        ("lines of the median file", statistics.median(lines)),
-        ("lines of the longest file", max(lines)),
+        ("statements of the core", sum(statements.values()) - in_extensions),
+        *((f"statements of {package}", _sum_below(root, package, statements)) for package in PACKAGES),
+        ("lines of the median file", statistics.median(lines.values())),
+        ("lines of the longest file", max(lines.values())),
+        (f"files above {MOST_LINES} lines", sum(length > MOST_LINES for length in lines.values())),
         ("lines of the median function", statistics.median(functions)),
         ("names with several meanings", ", ".join(ambiguous_names(trees)) or "none"),
+        ("most ancestors of ours", f"{len(most)} ({', '.join(deepest)})"),
+        (f"classes with over {MOST_ANCESTORS}", sum(len(own) > MOST_ANCESTORS for own in ancestors.values())),
         ("import circles", "; ".join(" -> ".join(circle) for circle in circles) or "none"),
         ("words of the README", len((root / "README.md").read_text(encoding="utf-8").split())),
     ):
         print(f"{name:30} {value}")
+
+
+def _sum_below(root: Path, package: str, statements: dict[Path, int]) -> int:
+    return sum(
+        count for path, count in statements.items() if path.relative_to(root).with_suffix("").parts[0] == package
+    )
+
+
+def ancestors_of_classes(modules: dict[str, ast.Module]) -> dict[str, set[str]]:
+    """Return the classes of these modules, by their full names, from which each class derives, directly or not."""
+    classes = {
+        f"{module}.{node.name}": node
+        for module, tree in modules.items()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    }
+    imported = {
+        (module, alias.asname or alias.name): f"{node.module}.{alias.name}"
+        for module, tree in modules.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+    def defined(module: str, name: str) -> str:  # a class may be imported from a module that imports it itself
+        source = imported.get((module, name))
+        return defined(*source.rsplit(".", 1)) if source else f"{module}.{name}"
+
+    def bases(name: str) -> set[str]:
+        module = name.rpartition(".")[0]
+        plain = [base.value if isinstance(base, ast.Subscript) else base for base in classes[name].bases]
+        named = [base.id for base in plain if isinstance(base, ast.Name)]
+        return {defined(module, base) for base in named} & classes.keys()
+
+    graph = {name: bases(name) for name in classes}
+    return {name: _reachable(name, graph) for name in graph}
 
 
 def ambiguous_names(trees: dict[Path, ast.Module]) -> list[str]:
@@ -68,9 +114,8 @@ def _defined_types(node: ast.stmt) -> list[str]:
     return []
 
 
-def import_circles(root: Path, trees: dict[Path, ast.Module]) -> list[list[str]]:
+def import_circles(modules: dict[str, ast.Module]) -> list[list[str]]:
     """Return the groups of modules that import each other, including imports inside functions and for types."""
-    modules = {_module_name(path.relative_to(root)): tree for path, tree in trees.items()}
     graph = {name: {found for found in _imports(tree, modules) if found != name} for name, tree in modules.items()}
     reachable = {name: _reachable(name, graph) for name in graph}
     groups = {

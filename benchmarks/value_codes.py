@@ -5,12 +5,13 @@ local SGD exchanges. Each is encoded without a residual. Printed is the squared 
 their squares: the median over records, and in brackets the largest share of the error of `sigma`. "By layer" means that
 each layer is a message of its own, as in the published code: `sigma` then has four levels per layer, not four for all.
 
-    python benchmarks/value_codes.py [--steps 300] [--local 30]
+    python benchmarks/value_codes.py [--steps 300] [--local 30] [--out FILE.csv]
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import statistics
 from pathlib import Path
 from typing import cast
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.core import spec
+from bench.core.environment import origin_columns
 from bench.datasets.base import Dataset
 from bench.models.base import Model
 from collectives.options import build
@@ -81,7 +83,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--local", type=int, default=30, help="steps between two records")
+    parser.add_argument("--out", type=Path, help="CSV file for the rows")
     asked = parser.parse_args()
+    torch.set_num_threads(1)  # so that the trainings repeat
+    rows = []
     table = Table("training", "tensors", "selection", *CODINGS)
     for (model, data, batch), _ in TRAININGS.items():
         for name, records in recorded(model, data, batch, asked.steps, asked.local).items():
@@ -89,13 +94,24 @@ def main() -> None:
                 messages = records if by_layer else [[torch.cat(tensors)] for tensors in records]
                 built = {coding: build("compressors", PerLayer, f"{compressor},values={coding}") for coding in CODINGS}
                 errors = {coding: [error(built[coding], x) for x in messages] for coding in CODINGS}
-                cells = [
-                    f"{statistics.median(errors[coding]):.5f} "
-                    f"({max(a / b for a, b in zip(errors[coding], errors['sigma'], strict=True)):.2f})"
-                    for coding in CODINGS
-                ]
+                cells = []
+                for coding, own in errors.items():
+                    middle = statistics.median(own)
+                    of_sigma = max(a / b for a, b in zip(own, errors["sigma"], strict=True))
+                    cells.append(f"{middle:.5f} ({of_sigma:.2f})")
+                    rows.append(
+                        {
+                            "model": model, "tensors": name, "compressor": compressor, "by_layer": by_layer,
+                            "values": coding, "error": middle, "of_sigma": of_sigma, **origin_columns(),
+                        }
+                    )  # fmt: skip
                 table.add_row(f"{model}, {data}", name, compressor + ", by layer" * by_layer, *cells)
     Console(width=140).print(table)
+    if asked.out:
+        with asked.out.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 if __name__ == "__main__":

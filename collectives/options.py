@@ -83,9 +83,12 @@ class Option:
             OptionError: the value does not fit the type or the range, or is infinite or NaN; the message says why.
         """
         try:
-            return self._adapter.validate_python(value)
+            checked = self._adapter.validate_python(value)
         except pydantic.ValidationError as error:
-            raise OptionError(_what_to_give(error)) from None
+            raise OptionError(_what_to_give(error, self.meaning)) from None
+        if isinstance(value, bool) and not isinstance(checked, bool):  # pydantic reads True as 1
+            raise OptionError("give a number")
+        return checked
 
     def from_text(self, text: str) -> Any:
         """Return the value that a user's text stands for, if it is None, a list or one of a `Literal`'s choices.
@@ -279,16 +282,21 @@ _WHOLE, _BOOL = "a whole number", "true or false"
 _GIVE = {  # type of a pydantic error -> what to give instead; placeholders are filled from the error's context
     "int_type": _WHOLE, "int_parsing": _WHOLE, "int_from_float": _WHOLE, "int_parsing_size": _WHOLE,
     "float_type": "a number", "float_parsing": "a number", "finite_number": "a finite number",
-    "bool_type": _BOOL, "bool_parsing": _BOOL, "string_type": "text", "none_required": "none", "tuple_type": "a list",
+    "bool_type": _BOOL, "bool_parsing": _BOOL, "none_required": "none", "tuple_type": "a list",
+    "string_type": "text in quotes ({meaning})",
     "greater_than_equal": "{ge} or more", "greater_than": "more than {gt}",
     "less_than_equal": "{le} or less", "less_than": "less than {lt}", "literal_error": "{expected}",
 }  # fmt: skip
 
 
-def _what_to_give(error: pydantic.ValidationError) -> str:
+def _what_to_give(error: pydantic.ValidationError, meaning: str) -> str:
     """Return what to give in place of a value that was refused, such as "give 1 or more" or "give a whole number".
 
     If an error's type is not in `_GIVE`, return pydantic's own message.
+
+    Args:
+        error: why the value was refused.
+        meaning: what the option means, with an example where its text has a form of its own.
     """
     found = error.errors()  # one for each alternative of a union, and for each wrong item of a list
     if unknown := [each["msg"] for each in found if each["type"] not in _GIVE]:
@@ -297,7 +305,7 @@ def _what_to_give(error: pydantic.ValidationError) -> str:
     for each in found:
         context = each.get("ctx", {}).items()
         texts = {k: v.replace("'", "") if isinstance(v, str) else _bound_text(v) for k, v in context}
-        wanted.append(_GIVE[each["type"]].format(**texts))
+        wanted.append(_GIVE[each["type"]].format(meaning=meaning, **texts))
     return f"give {', or '.join(dict.fromkeys(wanted))}"
 
 

@@ -60,6 +60,7 @@ class Traits:
         needs_all_ranks: True if ranks exchange numbers, and so wait for each other, before they can encode.
         dense_steps: number of first optimizer steps in which all layers are sent uncompressed.
         denser_epochs: number of first epochs in which more entries are sent than later.
+        period: number of steps after which the work of the steps repeats.
         default_collectives: names of collectives, best first: if the user names none, the first one that can sum the
             payloads is used.
         default_lr_scaling: "none", or "linear" to multiply the learning rate by the number of ranks.
@@ -80,6 +81,7 @@ class Traits:
     needs_all_ranks: bool = False
     dense_steps: int = 0
     denser_epochs: int = 0
+    period: int = 1
     default_collectives: tuple[str, ...] = ("native", "allgather")
     default_lr_scaling: str = "none"
     averages: bool = True

@@ -270,6 +270,24 @@ def sparse_gradients(model: nn.Module) -> str | None:
     return None
 
 
+def without_gradient(layers: Sequence[Layer]) -> str | None:
+    """Return why DDP cannot sum gradients if backward gave some layers none; None if all have one.
+
+    DDP waits for these, so it leaves others out of its sums, and says so only in the next forward, without names.
+    """
+    names = [layer.name for layer in layers if layer.weight is not None and layer.weight.grad is None]
+    if not names:
+        return None
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (
+        f"the loss does not depend on {', '.join(names[:_NAMED])}{more}, so backward() gave no gradient there; use it "
+        "in every forward(), remove it, or freeze it with requires_grad_(False)"
+    )
+
+
+_NAMED = 6
+
+
 # Kind and filter axis of the parameters of a module, except for biases.
 _KINDS: tuple[tuple[Any, LayerKind, int | None], ...] = (
     ((nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm), "norm", None),

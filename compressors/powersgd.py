@@ -9,6 +9,7 @@ as much as others.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -19,7 +20,7 @@ from typing_extensions import Doc, override
 from collectives.options import Count, CountOrZero, OptionError, Positive
 from collectives.payloads.base import HEADER_BYTES
 from collectives.payloads.codec.philox import random_words, uniform
-from compressors.base import FP32_BYTES, Average, ErrorFeedback, Given, MultiRound
+from compressors.base import FP32_BYTES, Average, ErrorFeedback, Given, MultiRound, Traits
 from compressors.layer import Layer, Step, seed_for
 
 Factor = Literal["last_p", "last_q"]
@@ -55,6 +56,11 @@ class PowerSgd(MultiRound):
                 "powersgd: alternate=true needs warm_start=true, because each factor is computed from the other factor "
                 "of the step before"
             )
+
+    @functools.cached_property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(super().traits, period=2 if self.alternate else 1)
 
     @override
     def leaves_dense(self, layer: Layer) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Set before anything imports torch or typer, which read these variables once.
 os.environ |= {
@@ -16,6 +19,9 @@ os.environ |= {
     "_TYPER_FORCE_DISABLE_TERMINAL": "1",  # some CI services make typer believe that there is a terminal
 }
 os.environ.pop("FORCE_COLOR", None)
+# Tests start some hundred Python programs, each of which would otherwise compile all its modules again.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.dont_write_bytecode = False
 if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton's kernels run on the CPU, slowly
 # A shell that runs the tests in the background ignores Ctrl-C for them, and nohup ignores the end of the terminal; the
@@ -30,6 +36,12 @@ import psutil
 import pytest
 
 from collectives.kernels import library
+
+if TYPE_CHECKING:
+    from bench.launch.jobs.fork_server import ForkServer
+
+# Folders whose tests are short.
+SHORT = ("contract", "extensions", "unit")
 
 # A busy machine must not turn a slow example into a failure.
 hypothesis.settings.register_profile("bench", deadline=None)
@@ -46,6 +58,14 @@ def pytest_configure(config: pytest.Config) -> None:
         other = library.load(folder)
         assert other.handle is not None, other.finding
         library.found = lambda: other
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Hand out short tests to parallel processes by the module; one by one, thousands would be waited for."""
+    for item in items:
+        module = item.path.relative_to(Path(__file__).parent)
+        if module.parts[0] in SHORT and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(str(module)))
 
 
 @pytest.fixture
@@ -84,6 +104,26 @@ def _children() -> dict[int, str]:
         if "multiprocessing.resource_tracker" not in line and "multiprocessing.forkserver" not in line:
             found[child.pid] = line or "(a process that ended and was not waited for)"
     return found
+
+
+@pytest.fixture(scope="session")
+def _fork_server() -> Iterator[ForkServer]:
+    from bench.launch.jobs.fork_server import TRAIN, ForkServer
+
+    with ForkServer(TRAIN) as server:
+        server.warm_up(threads=1)
+        yield server
+
+
+@pytest.fixture
+def forked_here(_fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the ranks of commands that this process runs from one process for all tests; each has one thread.
+
+    Otherwise every command would start a process that imports torch, which takes longer than most jobs of tests. A
+    module whose tests use this must use it in all of them, so that none is taken for what left the process running.
+    """
+    for command in ("run", "sweep"):
+        monkeypatch.setattr(f"bench.cli.{command}.ForkServer", lambda _: contextlib.nullcontext(_fork_server))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from bench.api.progress import Display, print_notes
 from bench.core.config.run import RunConfig
@@ -22,6 +22,7 @@ from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.resolve import prepare_data, resolve_each, with_ranks
 from bench.launch.run import Result, check_left, configuration_of, execute, last_step, resume
 from bench.launch.sweep_file import SweepFile, plan_runs
+from bench.report.quality import quality_of
 
 Residuals = Literal["sum", "drop"]
 
@@ -210,8 +211,10 @@ def check_resuming(others: Sequence[str], residuals: Residuals | None, *, is_res
         is_resumed: True if the user gave --resume.
 
     Raises:
-        UsageError: an option is for the other case.
+        UsageError: an option is for the other case, or there is no such handling of residuals.
     """
+    if residuals not in (None, *get_args(Residuals)):
+        raise UsageError(f"--resume-residuals {residuals} is not possible: give {' or '.join(get_args(Residuals))}")
     if is_resumed and others:
         raise UsageError(
             f"--resume takes all other options from the run's own configuration; leave out {', '.join(others)}"
@@ -227,10 +230,20 @@ def rows_of(result: Result) -> list[dict[str, Any]]:
     return read_rows(result.folder.metrics) if result.folder.metrics.exists() else []
 
 
-def warn_of_other_work(results: Sequence[Result]) -> None:
-    """Print a warning on stderr if other programs used so much of the cores that the measured times are too long."""
-    shares = [row.get("other_cpu_share") or 0.0 for result in results for row in rows_of(result)]
-    if (share := max(shares, default=0.0)) > NOTEWORTHY_SHARE:
+def warn_of_runs(results: Sequence[Result]) -> None:
+    """Print warnings on stderr about successful runs whose numbers say less than they seem to.
+
+    Among these are runs whose ranks ended with different parameters, and times that other programs made too long.
+    """
+    from bench.report import comparison, store, verdict  # takes 20 ms, so only if it is needed
+
+    files = [result.folder.metrics for result in results if result.status == "ok"]
+    if not (files := [file for file in files if file.exists()]):
+        return
+    rows = store.read(files)
+    for sentence in verdict.of_runs(comparison.compare(rows, metric=quality_of(rows).column)):
+        print(f"warning: {sentence}", file=sys.stderr)
+    if (share := max((row["other_cpu_share"] or 0.0 for row in rows), default=0.0)) > NOTEWORTHY_SHARE:
         print(
             f"warning: other programs used up to {share:.0%} of this machine's cores during training, which makes the "
             "times too long; run it again on an idle machine",

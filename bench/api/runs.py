@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from bench.api.batch import (
     plan,
     resume_run,
     seeds_to_run,
-    warn_of_other_work,
+    warn_of_runs,
 )
 from bench.api.frames import load
 from bench.api.keywords import by_option_name, takes_options
@@ -77,15 +77,16 @@ def run(
         Interrupted: the user pressed Ctrl-C during a run; the message says how to resume it.
     """
     given = by_option_name(options, run)
-    beside = {"compressor": compressor, "seeds": seeds, "out": out if Path(out) != RUNS_FOLDER else None}
+    folder = _as_path("out", out)
+    beside = {"compressor": compressor, "seeds": seeds, "out": folder if folder != RUNS_FOLDER else None}
     others = [keyword for keyword in options if keyword not in ("world_size", "timeout")]
     others += [keyword for keyword, value in beside.items() if value is not None]
     check_resuming(others, resume_residuals, is_resumed=resume is not None)
     clear_away()
     if resume is not None:
-        batch = resume_run(
-            Path(resume), options.get("world_size"), resume_residuals, options.get("timeout"), quiet=quiet
-        )
+        config = RunConfig(**given)  # checks the values
+        timeout_s = config.timeout_s if "timeout_s" in given else None
+        batch = resume_run(_as_path("resume", resume), config.world_size, resume_residuals, timeout_s, quiet=quiet)
     else:
         if compressor is not None:
             given["compressor"] = _as_text("compressor", compressor, "topk:ratio=0.01")
@@ -95,8 +96,8 @@ def run(
         with ForkServer(TRAIN) as server:
             configs = plan(config, numbers, server)
             make_each_ready(configs, server, quiet=quiet)
-            batch = execute_all(configs, Path(out), server, quiet=quiet)
-    warn_of_other_work(batch.results)
+            batch = execute_all(configs, folder, server, quiet=quiet)
+    warn_of_runs(batch.results)
     batch.raise_failures()
     folders = [result.folder.path for result in batch.results]
     return Runs(folders=folders, rows=load(folders))
@@ -110,6 +111,12 @@ def _as_text(keyword: str, given: object, example: str) -> str:
     """
     if isinstance(given, str):
         return given
-    if not isinstance(given, Iterable):
+    if not isinstance(given, Iterable) or isinstance(given, (bytes, Mapping)):
         raise UsageError(f"{keyword}={given} is not possible: give a text such as '{example}', or a list")
     return ",".join(map(str, given))
+
+
+def _as_path(keyword: str, given: object) -> Path:
+    if not isinstance(given, (str, Path)):
+        raise UsageError(f"{keyword}={given!r} is not possible: give the path of a folder")
+    return Path(given)

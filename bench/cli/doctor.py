@@ -18,7 +18,7 @@ from rich.markup import escape
 from bench.cli.console import print_json, stdout_console
 from bench.core import environment, registry
 from bench.core.config.run import DATA_DIR, MAX_RANKS, RunConfig
-from bench.core.environment import PACKAGES, usable_cores, version_of
+from bench.core.environment import PACKAGES, cpu_quota, usable_cores, version_of
 from bench.core.errors import BenchError, Interrupted, RunFailed, UsageError
 from bench.core.run_folder import RUNS_FOLDER
 from bench.core.units import format_bytes, format_rate
@@ -114,14 +114,7 @@ def examine(*, world_size: int, out: Path, data_dir: Path, smoke: bool) -> Itera
             server.warm_up(SMOKE_THREADS)
         yield versions()
         yield kernels()
-        cores = usable_cores()
-        if world_size <= cores:
-            yield Check("ok", "cores", f"{cores} cores for {world_size} ranks")
-        else:
-            finding = (
-                f"{world_size} ranks share {cores} cores, so step times depend on the sharing as well as on the method"
-            )
-            yield Check("warn", "cores", finding, f"use --world-size {cores} or fewer if times matter")
+        yield cores(world_size)
         yield load()
         yield results_folder(out)
         yield disk(out)
@@ -138,6 +131,19 @@ def examine(*, world_size: int, out: Path, data_dir: Path, smoke: bool) -> Itera
             yield from data_sets(data_dir)
             if smoke:
                 yield smoke_test(data_dir, server)
+
+
+def cores(world_size: int) -> Check:
+    """Check that each rank has a core of its own, within a container's CPU quota too."""
+    usable, quota = usable_cores(), cpu_quota()
+    by_quota = f" (the CPU quota is {quota:.3g} cores)" if quota is not None else ""
+    if world_size <= usable:
+        return Check("ok", "cores", f"{usable} cores for {world_size} ranks{by_quota}")
+    finding = (
+        f"{world_size} ranks share {usable} cores{by_quota}, so step times depend on the sharing as well as on the "
+        "method"
+    )
+    return Check("warn", "cores", finding, f"use --world-size {usable} or fewer if times matter")
 
 
 def versions() -> Check:

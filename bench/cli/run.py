@@ -26,7 +26,7 @@ from bench.api.batch import (
     resume_run,
     rows_of,
     seeds_to_run,
-    warn_of_other_work,
+    warn_of_runs,
 )
 from bench.api.progress import print_notes
 from bench.cli.console import plain_table, print_json
@@ -141,8 +141,8 @@ def _print_results(batch: Batch, as_json: bool) -> None:
         is_timed = any(result.summary.get("samples_per_s") for result in batch.results)
         rows = [row for result in batch.results for row in rows_of(result)]
         compare([result.folder.path for result in batch.results], metric=None if is_timed else quality_of(rows).column)
-    if as_json or batch.num_methods == 1:  # the comparison prints this warning itself
-        warn_of_other_work(batch.results)
+    if as_json or batch.num_methods == 1:  # the comparison prints these warnings itself
+        warn_of_runs(batch.results)
 
 
 def _next_command(chosen: dict[str, Any], batch: Batch, out: Path) -> list[str]:
@@ -226,7 +226,8 @@ def print_summary(configs: list[RunConfig], results: list[Result]) -> None:
 
 
 def _summary(seed: int, result: Result) -> dict[str, str]:  # cells by heading; empty without a value
-    row: dict[str, Any] = next((row for row in reversed(rows_of(result)) if row.get("test_accuracy") is not None), {})
+    rows = rows_of(result)
+    row: dict[str, Any] = next((row for row in reversed(rows) if row.get("test_accuracy") is not None), {})
     quality = quality_of([row])
     return {
         "seed": str(seed),
@@ -240,6 +241,7 @@ def _summary(seed: int, result: Result) -> dict[str, str]:  # cells by heading; 
         "to target": _cell(
             row.get("time_to_target_s"), format_seconds, "" if row.get(quality.target_column) is None else "missed"
         ),
+        "in sync": "NO" if any(each.get("replicas_in_sync") is False for each in rows) else "",
     }
 
 

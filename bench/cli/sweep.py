@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.api.batch import make_each_ready, warn_of_other_work
+from bench.api.batch import make_each_ready, warn_of_runs
 from bench.api.progress import Display
 from bench.cli.console import print_json, stdout_console, table_of
 from bench.cli.options import AsJson
@@ -240,7 +240,7 @@ def run_all(state: SweepState, configs: list[RunConfig], server: ForkServer) -> 
 
     make_each_ready(configs, server)
     run_missing(configs, state.out, state.past, train)
-    warn_of_other_work(results)
+    warn_of_runs(results)
     state = SweepState.look_up(state.runs, state.out)
     missing = [run.config.digest for run in state.runs_with_status("missing")]
     return dataclasses.replace(state, unrecorded={digest: errors[digest] for digest in missing if digest in errors})

@@ -23,7 +23,7 @@ from bench.core.errors import UsageError
 from bench.core.files import replacing, sync_folder
 from bench.core.run_folder import RunFolder, read_json, write_json
 
-FORMAT = 5
+FORMAT = 6
 _MANIFEST = "manifest.json"
 _MARK = "bench checkpoint"
 

@@ -61,8 +61,50 @@ def failure_to_import_torch(error: BaseException) -> UsageError | None:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    """Return the number of cores that this process may keep busy: those it may run on, or fewer by a CPU quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    quota = cpu_quota()
+    return allowed if quota is None else max(1, min(allowed, int(quota)))
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """Return the smallest CPU quota of the control groups that hold this process, in cores; None if there is none.
+
+    Containers limit their processes so. Inside one, the group may be shown as the root of all groups.
+
+    Args:
+        root: the folder that holds ``proc`` and ``sys``.
+    """
+    groups, quotas = root / "sys" / "fs" / "cgroup", []
+    for line in _text(root / "proc" / "self" / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2
+            mounted, read = groups, _quota_of_version_2
+        elif "cpu" in controllers.split(","):
+            mounted, read = groups / "cpu", _quota_of_version_1
+        else:
+            continue
+        group = mounted / path.lstrip("/")
+        quotas += [read(each) for each in (group, *group.parents) if each.is_relative_to(mounted)]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _quota_of_version_2(group: Path) -> float | None:
+    quota, *period = _text(group / "cpu.max").split() or ["max"]
+    return None if quota == "max" else int(quota) / int(period[0])
+
+
+def _quota_of_version_1(group: Path) -> float | None:
+    quota, period = (_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    return int(quota) / int(period) if quota and period and int(quota) > 0 else None
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file of the kernel's; empty if there is none, or it may not be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 @functools.cache
@@ -77,9 +119,8 @@ def cpu_model() -> str:
 
 
 def _name_of_cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    text = info.read_text(encoding="utf-8", errors="replace") if info.exists() else ""
-    names = (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name"))
+    lines = _text(Path("/proc/cpuinfo")).splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
 
 

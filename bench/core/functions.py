@@ -4,17 +4,18 @@ The function's parameters are the component's options: `net.py:build:width=64` c
 file is an option too, so that it is part of every row and of the experiment's identity.
 """
 
+import contextlib
 import dataclasses
-import functools
 import hashlib
 import importlib
 import importlib.util
 import inspect
+import random
 import sys
 import traceback
 import types
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
@@ -72,7 +73,7 @@ class FunctionOptions(Options):
 
     @classmethod
     @override
-    def from_text(cls, values: typing.Mapping[str, str]) -> Self:
+    def from_text(cls, values: Mapping[str, str]) -> Self:
         if "hash" in values:  # before the other options, which another version of the file may not have
             cls._check_hash(values["hash"])
         for option in dataclasses.fields(cls):
@@ -96,6 +97,45 @@ class FunctionOptions(Options):
             return self.function.call(**arguments)
         except (Exception, SystemExit) as error:
             raise self.function.failure(error) from error
+
+
+def seed_generators(*seeds: int) -> None:
+    """Seed the global generators of Python and numpy, from which only users' code draws.
+
+    Args:
+        seeds: the run's seed, where all ranks must draw the same numbers; the seed and the rank elsewhere.
+    """
+    import numpy as np
+
+    random.seed(repr(seeds))
+    np.random.seed(seeds)
+
+
+def generator_states() -> dict[str, Any]:
+    """Return the states of the generators that `seed_generators` seeds, as values that a checkpoint can hold."""
+    import numpy as np
+
+    name, words, *rest = cast("tuple[Any, ...]", np.random.get_state())
+    return {"python": random.getstate(), "numpy": (name, words.tolist(), *rest)}
+
+
+def restore_generators(states: Mapping[str, Any]) -> None:
+    """Restore what `generator_states` returned."""
+    import numpy as np
+
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+
+
+@contextlib.contextmanager
+def seeded_generators(seed: int) -> Iterator[None]:
+    """Seed the global generators of Python and numpy for the block, and restore their states after it."""
+    states = generator_states()
+    seed_generators(seed)
+    try:
+        yield
+    finally:
+        restore_generators(states)
 
 
 F = TypeVar("F", bound=FunctionOptions)
@@ -151,13 +191,16 @@ def find(name: str) -> Function:
         PluginError: the file raised an exception.
     """
     where, _, attribute = name.rpartition(":")
-    path = _path_of(name, where)
-    module, digest = _imported(name, where, path.resolve())
+    path = _path_of(name, where).resolve()
+    try:
+        module, digest = _imported(path, "" if where.endswith(".py") else where)
+    except (Exception, SystemExit) as error:
+        raise _failure(name, path, error) from error
     function = getattr(module, attribute, None)
     if not callable(function):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise UsageError(f"{where} has no function '{attribute}'{did_you_mean(attribute, known)}")
-    return Function(name=name, path=path.resolve(), hash=digest, call=function)
+    return Function(name=name, path=path, hash=digest, call=function)
 
 
 def _path_of(name: str, where: str) -> Path:
@@ -170,33 +213,93 @@ def _path_of(name: str, where: str) -> Path:
     if str(Path.cwd()) not in sys.path:  # as `python -m` does, but after everything that is installed
         sys.path.append(str(Path.cwd()))
     try:
-        spec = importlib.util.find_spec(where)
-    except ModuleNotFoundError:
-        spec = None
+        origin = _origin(where)
     except Exception as error:  # a package around the module fails
         raise _failure(name, Path(where), error) from error
-    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+    if origin is None:
         raise UsageError(f"there is no module {where}; write path/file.py:function or package.module:function")
-    return Path(spec.origin)
+    return origin
 
 
-@functools.cache  # the hash is that of the text that was imported, even if the file changes later
-def _imported(name: str, where: str, path: Path) -> tuple[types.ModuleType, str]:
-    """Import a file; return its module and hash. As for a script, other modules are looked for in its folder first."""
-    source = path.read_bytes()
-    digest = hashlib.sha256(source).hexdigest()[:HASH_DIGITS]
+def _origin(module: str) -> Path | None:
+    """Return the file of a module that Python finds under this name, or None."""
     try:
-        if not where.endswith(".py"):
-            return importlib.import_module(where), digest
-        if str(path.parent) not in sys.path:
-            sys.path.insert(0, str(path.parent))
-        module = types.ModuleType(f"user_file_{hashlib.sha256(bytes(path)).hexdigest()[:HASH_DIGITS]}")
-        module.__file__ = str(path)
-        sys.modules[module.__name__] = module
+        spec = importlib.util.find_spec(module)
+    except (ModuleNotFoundError, ValueError):  # ValueError: a module that was made without a file
+        return None
+    return Path(spec.origin) if spec and spec.origin and Path(spec.origin).is_file() else None
+
+
+_modules: dict[Path, tuple[types.ModuleType, str]] = {}
+
+
+def _imported(path: Path, name: str) -> tuple[types.ModuleType, str]:
+    """Return the module of a file and the hash of the text that was imported, even if the file has changed since.
+
+    A process executes a file once, whatever names it under which name: registries of other libraries refuse to be
+    filled twice.
+
+    Args:
+        path: the resolved path of the file.
+        name: the name under which Python finds the module; empty for a file that was named by its path.
+    """
+    if path not in _modules:
+        source = path.read_bytes()
+        loaded = [module for module in list(sys.modules.values()) if _is_of(module, path)]
+        with seeded_generators(0):  # what the file draws while it is imported is the same in every process
+            module = loaded[0] if loaded else importlib.import_module(name) if name else _executed(path, source)
+        _modules[path] = module, hashlib.sha256(source).hexdigest()[:HASH_DIGITS]
+    return _modules[path]
+
+
+def _is_of(module: object, path: Path) -> bool:
+    file = getattr(module, "__dict__", {}).get("__file__")  # no getattr: a lazy module would import something
+    return isinstance(file, str) and Path(file).name == path.name and Path(file).resolve() == path
+
+
+def _executed(path: Path, source: bytes) -> types.ModuleType:
+    """Execute a file as the module that other files in its folder, or in its package, import.
+
+    As for a script, other modules are looked for in its folder first.
+    """
+    root, parts = path.parent, [path.stem]
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    while (root / "__init__.py").is_file():
+        root, parts = root.parent, [root.name, *parts]
+    if len(parts) > 1:
+        if str(root) not in sys.path:
+            sys.path.append(str(root))
+        if (origin := _origin(".".join(parts))) is not None and origin.resolve() == path:
+            return importlib.import_module(".".join(parts))
+    # Another module may have the file's name already.
+    unique = f"user_file_{hashlib.sha256(bytes(path)).hexdigest()[:HASH_DIGITS]}"
+    name = unique if path.stem in sys.modules else path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, path
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
         exec(compile(source, str(path), "exec"), vars(module))
-    except (Exception, SystemExit) as error:
-        raise _failure(name, path, error) from error
-    return module, digest
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def described(value: object) -> str:
+    """Return the type of a value, with what tells it from others of this type."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{type(value).__name__} of {value.dtype} and shape {tuple(value.shape)}"
+    if isinstance(value, dict):
+        return f"{type(value).__name__} with the keys {', '.join(map(repr, list(value)[:4]))}"
+    if isinstance(value, (tuple, list)):
+        few = f" ({', '.join(type(each).__name__ for each in value)})" if 0 < len(value) <= 4 else ""
+        return f"{type(value).__name__} of {len(value)}{few}"
+    is_short = isinstance(value, (str, int, float)) and len(repr(value)) < 30
+    return f"{type(value).__name__} {value!r}" if is_short else type(value).__name__
 
 
 def _failure(name: str, path: Path, error: BaseException) -> PluginError:

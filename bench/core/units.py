@@ -18,6 +18,7 @@ _STEPS = {
 }
 _NUMBER = r"\s*([0-9]*\.?[0-9]+(?:e-?[0-9]{1,2})?)\s*"
 _RATE = re.compile(_NUMBER + r"([kmg]?)(?:bit|bps|bit/s)\s*", re.IGNORECASE)
+_BITS_OR_BYTES = re.compile(_NUMBER + r"([kmg]i?)bps\s*", re.IGNORECASE)  # to `tc`, mbps is megabytes
 _SIZE = re.compile(_NUMBER + r"((?:[kmg]i?)?)b?\s*", re.IGNORECASE)
 _DURATION = re.compile(_NUMBER + r"(us|ms|s|min|m|h|d)\s*", re.IGNORECASE)
 _PREFIX = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
@@ -61,11 +62,18 @@ def _three_digits(value: float) -> str:
 
 
 def parse_rate(text: str) -> float:
-    """Parse a rate such as ``100mbit`` or ``1gbit``, written as for ``tc``, to bits per second.
+    """Parse a rate such as ``100mbit`` or ``1gbit`` to bits per second.
 
     Raises:
-        UsageError: the text is not a rate above 0 and up to `MAX_RATE_BPS`.
+        UsageError: the text is not a rate above 0 and up to `MAX_RATE_BPS`, or it may mean bits or bytes.
     """
+    if match := _BITS_OR_BYTES.fullmatch(text):
+        prefix = match[2][0].lower()
+        number = float(match[1]) * (_PREFIX | _BINARY)[match[2].lower()] / _PREFIX[prefix]
+        raise UsageError(
+            f"'{text}' may mean bits or bytes per second; write {number:.10g}{prefix}bit for bits, or "
+            f"{8 * number:.10g}{prefix}bit for bytes"
+        )
     hint = "a bandwidth; write it like 100mbit, 1gbit or 800kbit, up to 100gbit"
     return _quantity(text, _RATE, _PREFIX, MAX_RATE_BPS, hint, may_be_zero=False)
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import operator
 import os
-import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from torch.utils.data import Subset
+from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 from typing_extensions import Doc, override
 
 from bench.core import functions
+from bench.core.config.run import RunConfig
 from bench.core.registry import PluginError
 from bench.datasets.base import Dataset, LazyInputs, Samples, crop_and_flip
 
@@ -26,8 +28,7 @@ class FunctionDataset(functions.FunctionOptions, Dataset):
     """Calls a function that returns (training set, test set).
 
     Each is a map-style torch `Dataset` of (input, label), or a pair of tensors or arrays (inputs, labels). Inputs have
-    any shape; labels count from 0. A `Dataset` is read when a batch needs it; only its labels are read before, from its
-    attribute `targets` if it has one.
+    any shape; labels count from 0. A `Dataset` is read when a batch needs it; only its labels are read before.
     """
 
     keeps_samples: ClassVar[bool] = True  # so that the function is called once
@@ -39,12 +40,12 @@ class FunctionDataset(functions.FunctionOptions, Dataset):
     @property
     @override
     def num_classes(self) -> int:
-        return max(int(part.targets.max()) for part in self._parts()) + 1
+        return max(int(part.targets.max()) for part in self._loaded().parts) + 1
 
     @override
     def dummy_batch(self, num_samples: int, device: torch.device | str) -> torch.Tensor:
-        first = self.normalise(self._parts()[0].inputs[:1])
-        return torch.zeros(num_samples, *first.shape[1:], dtype=first.dtype, device=device)
+        loaded = self._loaded()
+        return torch.zeros(num_samples, *loaded.shape, dtype=loaded.dtype, device=device)
 
     @override
     def augment(self, inputs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -59,27 +60,34 @@ class FunctionDataset(functions.FunctionOptions, Dataset):
 
     @override
     def sizes(self) -> tuple[int, int]:
-        train, test = self._parts()
+        train, test = self._loaded().parts
         return len(train), len(test)
 
     @override
     def load(
         self, data_dir: Path, *, seed: int, train_size: int | None = None, test_size: int | None = None
     ) -> tuple[Samples, Samples]:
+        train, test = self._loaded(seed).parts
         train_size, test_size = self.resolve_sizes(train_size, test_size)
-        train, test = self._parts()
         return train.subset(train_size), test.subset(test_size)
 
     @override
     def status(self, data_dir: Path) -> str:
         return f"loaded by {self.function.path}"
 
-    def _parts(self) -> tuple[Samples, Samples]:
-        train, test, process = _loaded(type(self), tuple(self.option_texts().items()))
-        if process != os.getpid() and not all(isinstance(part.inputs, torch.Tensor) for part in (train, test)):
-            _loaded.cache_clear()  # a forked process must not share open files with others
-            train, test, _ = _loaded(type(self), tuple(self.option_texts().items()))
-        return train, test
+    def _loaded(self, seed: int | None = None) -> Loaded:
+        """Return the data of a seed; None: of any seed, for the number of classes and the shape of inputs."""
+        key = (type(self), tuple(self.option_texts().items()))
+        kept = _kept.get(key)
+        if seed is None:
+            seed = kept.seed if kept else RunConfig.seed
+        if kept is not None and kept.draws and kept.seed != seed:
+            kept = None
+        if kept is None or not (kept.process == os.getpid() or kept.is_in_memory):
+            # A forked process must not share open files with others.
+            _kept.clear()
+            _kept[key] = kept = _load(self, seed, [part.targets for part in kept.parts] if kept else [None, None])
+        return kept
 
 
 def component_of(name: str) -> type[FunctionDataset]:
@@ -92,87 +100,156 @@ def component_of(name: str) -> type[FunctionDataset]:
     return _component_of(functions.find(name))
 
 
-@functools.cache  # one class per function, so that `_loaded` keeps its result
+@functools.cache  # one class per function, so that its data are kept
 def _component_of(function: functions.Function) -> type[FunctionDataset]:
     return functions.options_from_signature(FunctionDataset, function)
 
 
-@functools.lru_cache(maxsize=1)
-def _loaded(component: type[FunctionDataset], options: tuple[tuple[str, str], ...]) -> tuple[Samples, Samples, int]:
-    """Call the function; return its training set and test set, after checking them, and this process's id.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """What a function has returned.
+
+    Attributes:
+        parts: training set and test set.
+        shape, dtype: those of one input, as the network gets it.
+        seed: the seed of numpy's and Python's generators with which the function was called.
+        draws: True if the function drew from these, so that another seed gives other data.
+        process: the id of the process that has called the function.
+    """
+
+    parts: tuple[Samples, Samples]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    seed: int
+    draws: bool
+    process: int
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Return True if no inputs are left to read."""
+        return all(isinstance(part.inputs, torch.Tensor) for part in self.parts)
+
+
+_kept: dict[tuple[type[FunctionDataset], tuple[tuple[str, str], ...]], Loaded] = {}  # at most one
+
+
+def _load(dataset: FunctionDataset, seed: int, labels: list[torch.Tensor | None]) -> Loaded:
+    """Call the function, and check what it returns.
+
+    Args:
+        dataset: the component.
+        seed: seeds numpy's and Python's generators.
+        labels: those of each part, if another process has read them already.
 
     Raises:
         PluginError: the function raised an exception, or returned something else; the message is one sentence.
     """
-    dataset = component.from_text(dict(options))
-    function = component.function
-    with _seeded(), torch.device("cpu"):
+    function = dataset.function
+    with _seeded(seed), torch.device("cpu"):
+        before = functions.generator_states()
         returned = dataset.call()
+        draws = functions.generator_states() != before
         if not isinstance(returned, (tuple, list)) or len(returned) != 2:
             raise PluginError(
-                f"{function.name} must return (training set, test set), and returned {_described(returned)}"
+                f"{function.name} must return (training set, test set), and returned {functions.described(returned)}"
             )
-        try:
-            train, test = (
-                _samples(part, function, f"{function.name}: the {kind} set")
-                for part, kind in zip(returned, ("training", "test"), strict=True)
+        if all(isinstance(part, (torch.Tensor, np.ndarray)) for part in returned):
+            raise PluginError(
+                f"{function.name} must return (training set, test set), and returned one pair of arrays, "
+                f"{functions.described(returned)}; return (train_inputs, train_labels), (test_inputs, test_labels)"
             )
-            shapes = [tuple(part.inputs[:1].shape[1:]) for part in (train, test)]
-        except PluginError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise function.failure(error) from error
-    if shapes[0] != shapes[1]:
-        raise PluginError(f"{function.name}: training inputs have the shape {shapes[0]} and test inputs {shapes[1]}")
-    if dataset.crop_and_flip and len(shapes[0]) != 3:
-        raise PluginError(
-            f"{function.name}: crop_and_flip=true needs images [3, height, width], and inputs are {shapes[0]}"
+        train, test = (
+            _samples(part, function, f"{function.name}: the {kind} set", known)
+            for part, kind, known in zip(returned, ("training", "test"), labels, strict=True)
         )
-    return train, test, os.getpid()
+        examples = [dataset.normalise(part.inputs[:1])[0] for part in (train, test)]
+    shape, dtype = tuple(examples[0].shape), examples[0].dtype
+    if shape != tuple(examples[1].shape):
+        raise PluginError(
+            f"{function.name}: training inputs have the shape {shape} and test inputs {tuple(examples[1].shape)}"
+        )
+    if dtype != examples[1].dtype:
+        raise PluginError(f"{function.name}: training inputs are {dtype} and test inputs {examples[1].dtype}")
+    if dataset.crop_and_flip and len(shape) != 3:
+        raise PluginError(
+            f"{function.name}: crop_and_flip=true needs images [3, height, width], and inputs are {shape}"
+        )
+    return Loaded(parts=(train, test), shape=shape, dtype=dtype, seed=seed, draws=draws, process=os.getpid())
 
 
 @contextlib.contextmanager
-def _seeded() -> Iterator[None]:
+def _seeded(seed: int) -> Iterator[None]:
     """Seed the global random generators inside the block, so that a random split is the same in every process."""
-    python, arrays = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), functions.seeded_generators(seed):
         torch.manual_seed(0)
-        random.seed(0)
-        np.random.seed(0)
         yield
-    random.setstate(python)
-    np.random.set_state(arrays)
 
 
-def _samples(part: Any, function: functions.Function, what: str) -> Samples:
-    """Return what the user's function returned for one part as `Samples`."""
-    tensors = getattr(part, "tensors", part)  # those of a TensorDataset
+def _samples(part: Any, function: functions.Function, what: str, known: torch.Tensor | None) -> Samples:
+    """Return what the user's function returned for one part as `Samples`.
+
+    Args:
+        part: a data set, or a pair of arrays.
+        function: the function.
+        what: names the part in messages.
+        known: its labels, if they have been read already.
+    """
+    # Only of this very class: what a subclass returns is up to the user's code.
+    pair = part.tensors if type(part) is TensorDataset and len(part.tensors) == 2 else part
     inputs: torch.Tensor | DatasetInputs
-    if isinstance(tensors, (tuple, list)) and len(tensors) == 2 and all(hasattr(each, "shape") for each in tensors):
-        inputs, targets = (torch.as_tensor(each) for each in tensors)
-    elif hasattr(part, "__getitem__") and hasattr(part, "__len__") and not isinstance(part, (str, dict, list, tuple)):
-        inputs, targets = DatasetInputs(part, torch.arange(len(part)), function), _labels(part)
-        if len(targets) == len(part) and int(part[0][1]) != int(targets[0]):
+    if isinstance(pair, (tuple, list)) and len(pair) == 2 and all(hasattr(each, "shape") for each in pair):
+        inputs, targets = _tensor(pair[0], f"{what} has inputs"), _tensor(pair[1], f"{what} has labels")
+        if targets.dim() != 1 or not _is_whole(targets):
             raise PluginError(
-                f"{what} has label {int(part[0][1])} in its first item and {int(targets[0])} in its attribute targets; "
-                "make them equal"
+                f"{what} needs labels that are whole numbers from 0, one for each input, and has "
+                f"{functions.described(targets)}"
             )
+        if not inputs.dim() or len(inputs) != len(targets):
+            count = len(inputs) if inputs.dim() else 0
+            raise PluginError(f"{what} has {count} inputs and {len(targets)} labels; give one label for each input")
+    elif _has_items(part):
+        try:
+            count = len(part)
+        except (Exception, SystemExit) as error:
+            raise function.failure(error) from error
+        inputs = DatasetInputs(part, torch.arange(count), function, what)
+        targets = inputs.labels() if known is None else known
+        inputs.targets = targets
     else:
-        raise PluginError(f"{what} must be a torch Dataset or a pair of tensors, and is {_described(part)}")
-    if len(inputs) != len(targets) or not len(inputs):
-        raise PluginError(f"{what} has {len(inputs)} inputs and {len(targets)} labels; give one label for each input")
-    if targets.dim() != 1 or targets.is_floating_point() or int(targets.min()) < 0:
-        raise PluginError(f"{what} needs labels that are whole numbers from 0, one for each input")
-    return Samples(inputs=inputs, targets=targets.to(torch.int64))
+        raise PluginError(
+            f"{what} must be a torch Dataset or a pair of tensors, and is {functions.described(part)}; return "
+            "(inputs, labels), or a Dataset with a length whose items are (input, label)"
+        )
+    if len(inputs) != len(targets):
+        raise PluginError(
+            f"{what} has {len(inputs)} items now and had {len(targets)} before; return the same data in each call"
+        )
+    targets = targets.to(torch.int64)
+    if not len(targets):
+        raise PluginError(f"{what} is empty; give it at least one sample")
+    if (lowest := int(targets.min())) < 0:
+        raise PluginError(f"{what} needs labels that are whole numbers from 0, and has the label {lowest}")
+    return Samples(inputs=inputs, targets=targets)
 
 
-def _labels(dataset: Any) -> torch.Tensor:
-    """Return the labels of a `Dataset`: its attribute `targets`, else the second value of each item."""
-    if isinstance(dataset, Subset) and hasattr(dataset.dataset, "targets"):
-        return _labels(dataset.dataset)[torch.as_tensor(dataset.indices)]
-    if hasattr(dataset, "targets"):
-        return torch.as_tensor(dataset.targets)
-    return torch.as_tensor([int(dataset[index][1]) for index in range(len(dataset))])
+def _has_items(part: Any) -> bool:
+    others = (str, bytes, dict, list, tuple, torch.Tensor, np.ndarray, IterableDataset)
+    return hasattr(part, "__getitem__") and hasattr(part, "__len__") and not isinstance(part, others)
+
+
+def _tensor(value: Any, what: str) -> torch.Tensor:
+    try:
+        if hasattr(value, "shape") and not isinstance(value, torch.Tensor):
+            value = np.asarray(value)  # of another library too, such as a table of pandas
+        return torch.as_tensor(value)
+    except (RuntimeError, TypeError, ValueError):
+        raise PluginError(
+            f"{what} of type {functions.described(value)}; give a tensor, or an array of numbers"
+        ) from None
+
+
+def _is_whole(labels: torch.Tensor) -> bool:
+    return not (labels.is_floating_point() or labels.is_complex())
 
 
 class DatasetInputs(LazyInputs):
@@ -182,12 +259,19 @@ class DatasetInputs(LazyInputs):
         dataset: the data set, whose items are (input, label).
         indices: int64 indices of the samples.
         function: the function that returned the data set, for error messages.
+        what: names the data set in error messages.
+
+    Attributes:
+        targets: the labels of all items of the data set; each item that is read must have its label.
     """
 
-    def __init__(self, dataset: Any, indices: torch.Tensor, function: functions.Function) -> None:
+    targets: torch.Tensor
+
+    def __init__(self, dataset: Any, indices: torch.Tensor, function: functions.Function, what: str) -> None:
         self._dataset = dataset
         self._indices = indices
         self._function = function
+        self._what = what
 
     @override
     def __len__(self) -> int:
@@ -196,15 +280,69 @@ class DatasetInputs(LazyInputs):
     @override
     def __getitem__(self, chosen: torch.Tensor | slice) -> torch.Tensor:
         chosen = chosen.cpu() if isinstance(chosen, torch.Tensor) else chosen
-        try:
-            return torch.stack([torch.as_tensor(self._dataset[i][0]) for i in self._indices[chosen].tolist()])
-        except (Exception, SystemExit) as error:
-            raise self._function.failure(error) from error
+        inputs = []
+        for index in self._indices[chosen].tolist():
+            value, label = self._item(index)
+            if label != self.targets[index]:
+                raise PluginError(
+                    f"{self._what} has the label {label} in item {index}, which had {int(self.targets[index])} before; "
+                    "return the same labels each time"
+                )
+            inputs.append(_tensor(value, f"{self._what} has an input in item {index}"))
+        if len(shapes := {tuple(each.shape) for each in inputs}) > 1:
+            raise PluginError(f"{self._what} must have inputs of one shape, and has {' and '.join(map(str, shapes))}")
+        return torch.stack(inputs)
 
     @override
     def select(self, indices: torch.Tensor) -> DatasetInputs:
-        return DatasetInputs(self._dataset, self._indices[indices], self._function)
+        selected = DatasetInputs(self._dataset, self._indices[indices], self._function, self._what)
+        selected.targets = self.targets
+        return selected
+
+    def labels(self) -> torch.Tensor:
+        """Return the label of each item, which is read unless the data set's code is known."""
+        known = _labels(self._dataset)
+        if known is not None and known.dim() == 1 and _is_whole(known):
+            return known
+        return torch.tensor([self._item(index)[1] for index in self._indices.tolist()], dtype=torch.int64)
+
+    def _item(self, index: int) -> tuple[Any, int]:
+        try:
+            item = self._dataset[index]
+        except (Exception, SystemExit) as error:
+            raise self._function.failure(error) from error
+        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            raise PluginError(
+                f"{self._what} must have items (input, label), and item {index} is {functions.described(item)}"
+            )
+        try:
+            return item[0], operator.index(item[1])
+        except TypeError:
+            raise PluginError(
+                f"{self._what} needs labels that are whole numbers from 0, and item {index} has "
+                f"{functions.described(item[1])}"
+            ) from None
 
 
-def _described(value: object) -> str:
-    return f"{type(value).__name__} of {len(value)}" if isinstance(value, (tuple, list)) else type(value).__name__
+def _labels(dataset: Any) -> torch.Tensor | None:
+    """Return the labels of a data set of a class whose code is known; None: only its items tell.
+
+    A subclass may return anything, whatever attributes it has inherited.
+    """
+    kind = type(dataset)
+    if kind is TensorDataset:
+        return dataset.tensors[1] if len(dataset.tensors) == 2 else None
+    if kind is Subset:
+        labels = _labels(dataset.dataset)
+        return None if labels is None else labels[torch.as_tensor(dataset.indices, dtype=torch.int64)]
+    if kind is ConcatDataset:
+        parts = [_labels(part) for part in dataset.datasets]
+        return None if any(part is None for part in parts) else torch.cat([part for part in parts if part is not None])
+    vision = sys.modules.get("torchvision.datasets")  # a set of torchvision's has imported it
+    if vision is None or getattr(dataset, "target_transform", None) is not None:
+        return None
+    if kind in (vision.DatasetFolder, vision.ImageFolder):
+        return torch.as_tensor([label for _, label in dataset.samples])
+    if kind in (vision.CIFAR10, vision.CIFAR100, vision.FashionMNIST, vision.KMNIST, vision.MNIST):
+        return torch.as_tensor(dataset.targets)[: len(dataset)]
+    return None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, ClassVar, cast
@@ -12,11 +14,12 @@ from typing import Annotated, ClassVar, cast
 import torch
 from annotated_types import Ge, Le
 from PIL import Image
-from torchvision.datasets import ImageFolder as Folder
+from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms.v2 import functional
 from typing_extensions import Doc, override
 
 from bench.datasets.base import DatasetError, ImageDataset, LazyInputs, Samples
+from bench.datasets.folders import LeftOut, find_files, note_of
 from collectives.options import Count
 
 _TEST_FOLDERS = ("val", "test")
@@ -54,13 +57,21 @@ class ImageFolder(ImageDataset):
 
     @override
     def sizes(self) -> tuple[int, int]:
-        train, test = _folders(self.path) if self.is_present(Path()) else ((), ())
-        return len(train), len(test)
+        if not self.is_present(Path()):
+            return 0, 0
+        train, test = _folders(self.path)
+        return len(train.paths), len(test.paths)
 
     @override
     def resolve_sizes(self, train_size: int | None, test_size: int | None) -> tuple[int, int]:
         _folders(self.path)  # raises an error that says what is missing
         return super().resolve_sizes(train_size, test_size)
+
+    @override
+    def warnings(self) -> list[str]:
+        return note_of(
+            self.component_name, tuple(sorted(each for part in _folders(self.path) for each in part.left_out))
+        )
 
     @override
     def is_present(self, data_dir: Path) -> bool:
@@ -85,10 +96,10 @@ class ImageFolder(ImageDataset):
         train_size, test_size = self.resolve_sizes(train_size, test_size)
         train, test = (
             Samples(
-                inputs=_Images([path for path, _ in folder.samples], round(self.size * _MARGIN), self.readers),
-                targets=torch.tensor(folder.targets),
+                inputs=_Images(part.paths, round(self.size * _MARGIN), self.readers),
+                targets=torch.tensor(part.targets),
             )
-            for folder in _folders(self.path)
+            for part in _folders(self.path)
         )
         return train.subset(train_size), test.subset(test_size)
 
@@ -116,7 +127,7 @@ class _Images(LazyInputs):
         threads: number of threads that read.
     """
 
-    def __init__(self, paths: list[str], side: int, threads: int) -> None:
+    def __init__(self, paths: Sequence[str], side: int, threads: int) -> None:
         self._paths = paths
         self._side = side
         self._threads = threads
@@ -145,23 +156,69 @@ class _Images(LazyInputs):
         return cast(torch.Tensor, functional.center_crop(resized, [self._side]))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Part:
+    """The training or the test images.
+
+    Attributes:
+        classes: names of the classes, sorted.
+        paths: the images, sorted by class, folder and name.
+        targets: the class of each image, an index of `classes`.
+        left_out: reason and name of each file and folder that is left out.
+    """
+
+    classes: Sequence[str]
+    paths: Sequence[str]
+    targets: Sequence[int]
+    left_out: LeftOut
+
+    @classmethod
+    def of(cls, folder: Path) -> _Part:
+        """Find the images in the folders of a folder.
+
+        Raises:
+            DatasetError: there is no folder, or one has no image; the message is one sentence.
+            OSError: a folder cannot be read.
+        """
+        inside = sorted(folder.iterdir())
+        classes = [path for path in inside if not path.name.startswith(".") and path.is_dir()]
+        left_out = [("outside the folders of classes", str(path)) for path in inside if path not in classes]
+        paths, targets = [], []
+        for target, path in enumerate(classes):
+            listing, others = find_files(path)
+            files = sorted((name for name, _, _ in listing), key=os.path.split)
+            images = [name for name in files if name.lower().endswith(IMG_EXTENSIONS)]
+            others += tuple(
+                ("without the ending of an image", name) for name in files if not name.lower().endswith(IMG_EXTENSIONS)
+            )
+            left_out += [(reason, str(path / name)) for reason, name in others]
+            if not images:
+                endings = ", ".join(IMG_EXTENSIONS)
+                raise DatasetError(f"{path} has no image that can be read; add one ({endings}), or remove the folder")
+            paths += [str(path / name) for name in images]
+            targets += [target] * len(images)
+        if not classes:
+            raise DatasetError(f"{folder} has no folders; give it a folder of images for each class")
+        return cls(classes=[path.name for path in classes], paths=paths, targets=targets, left_out=tuple(left_out))
+
+
 @functools.lru_cache(maxsize=1)  # looking through a million files takes seconds
-def _folders(path: str) -> tuple[Folder, Folder]:
-    """Return the training and the test folder, with the same classes.
+def _folders(path: str) -> tuple[_Part, _Part]:
+    """Return the training and the test images, with the same classes.
 
     Raises:
         DatasetError: a folder is missing or empty, or the classes differ; the message is one sentence.
     """
-    test = next((name for name in _TEST_FOLDERS if Path(path, name).is_dir()), None)
-    if not Path(path, "train").is_dir() or test is None:
-        raise DatasetError(
-            f"imagefolder needs the folders {path}/train and {path}/val, with a folder of images per class; give the "
-            "folder that contains them as imagefolder:path=FOLDER"
-        )
     try:
-        train, held_out = (Folder(str(Path(path, name))) for name in ("train", test))
+        test = next((name for name in _TEST_FOLDERS if Path(path, name).is_dir()), None)
+        if not Path(path, "train").is_dir() or test is None:
+            raise DatasetError(
+                f"imagefolder needs the folders {path}/train and {path}/val, with a folder of images per class; give "
+                "the folder that contains them as imagefolder:path=FOLDER"
+            )
+        train, held_out = (_Part.of(Path(path, name)) for name in ("train", test))
     except OSError as error:
-        raise DatasetError(f"imagefolder cannot use {path} ({' '.join(str(error).split())})") from None
+        raise DatasetError(f"imagefolder cannot read {error.filename} ({error.strerror})") from None
     if train.classes != held_out.classes:
         other = next(a or b for a, b in itertools.zip_longest(train.classes, held_out.classes) if a != b)
         raise DatasetError(f"{path}/train and {path}/{test} have different classes, such as {other}; make them equal")

@@ -11,7 +11,7 @@ import importlib
 import os
 import stat
 import sysconfig
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -23,6 +23,7 @@ from typing_extensions import Doc, override
 
 from bench.core.functions import HASH_DIGITS
 from bench.datasets.base import Dataset, DatasetError, Samples, Task
+from bench.datasets.folders import UNREADABLE, LeftOut, Listing, find_files, note_of, shown
 
 # Shares of a text's bytes; outside of them, a note says how much is held out.
 LEAST_HELD_OUT, MOST_HELD_OUT = 0.02, 0.25
@@ -78,8 +79,8 @@ class TextDataset(Dataset, abc.ABC):
             self.hash = self.corpus.hash
 
     @abc.abstractmethod
-    def _files(self) -> tuple[Path, Listing]:
-        """Return the folder that holds the text, and its files."""
+    def _files(self) -> tuple[Path, Listing, LeftOut]:
+        """Return the folder that holds the text, its files, and what is left out."""
 
     @functools.cached_property
     def corpus(self) -> Corpus:
@@ -88,10 +89,11 @@ class TextDataset(Dataset, abc.ABC):
         Raises:
             DatasetError: there are none, or one cannot be read; the message is one sentence for the user.
         """
-        folder, listing = self._files()
-        corpus = _scanned(folder, listing)
+        folder, *files = self._files()
+        corpus = _scanned(folder, *files)
         if not corpus.names:
-            raise _Absent(f"{folder} has no file of UTF-8 text; give another --dataset or folder")
+            reasons = note_of(", and it", corpus.left_out)
+            raise _Absent(f"{folder} has no file of UTF-8 text{''.join(reasons)}; give another --dataset or folder")
         return corpus
 
     @override
@@ -112,10 +114,7 @@ class TextDataset(Dataset, abc.ABC):
 
     @override
     def warnings(self) -> list[str]:
-        left_out = self.corpus.left_out
-        names = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
-        files = "a file that is" if len(left_out) == 1 else f"{len(left_out)} files that are"
-        notes = [f"{self.component_name} leaves out {files} not UTF-8 text: {names}"] if left_out else []
+        notes = note_of(self.component_name, self.corpus.left_out)
         share = self.corpus.nbytes[1] / sum(self.corpus.nbytes)
         if not LEAST_HELD_OUT <= share <= MOST_HELD_OUT:
             notes.append(f"{share:.0%} of the text is held out, because its files are few or of very different sizes")
@@ -175,7 +174,10 @@ class TextDataset(Dataset, abc.ABC):
 
 @dataclasses.dataclass(kw_only=True)
 class Text(TextDataset):
-    """Every regular file below a folder whose content is UTF-8 text; other files are left out.
+    """Every regular file below a folder whose content is UTF-8 text; a note says what is left out and why.
+
+    Links are followed, and a file that is reached several times counts once. Hidden files and folders, and results of
+    `bench`, are left out.
 
     About one file in 14 is held out, chosen by a hash of its name. If there is only one file, its last tenth is.
     """
@@ -183,11 +185,15 @@ class Text(TextDataset):
     path: Annotated[str, Doc("the folder of the files, which may be in folders of their own")] = "text"
 
     @override
-    def _files(self) -> tuple[Path, Listing]:
+    def _files(self) -> tuple[Path, Listing, LeftOut]:
         folder = Path(self.path).absolute()
-        if not folder.is_dir():
-            raise _Absent(f"there is no folder {folder}; give a folder of text files with text:path=FOLDER")
-        return folder, _listing(folder)
+        try:
+            if folder.is_dir():
+                return folder, *find_files(folder)
+            reason = f"{folder} is not a folder" if folder.exists() else f"there is no folder {folder}"
+        except OSError as error:
+            reason = f"{folder} cannot be read ({error.strerror})"
+        raise _Absent(f"{reason}; give a folder of text files with text:path=FOLDER")
 
 
 # Tests, other projects' packages, and files that differ between machines with the same version of Python.
@@ -203,9 +209,21 @@ class Stdlib(TextDataset, name="stdlib"):
     """
 
     @override
-    def _files(self) -> tuple[Path, Listing]:
+    def _files(self) -> tuple[Path, Listing, LeftOut]:
         folder = Path(sysconfig.get_path("stdlib"))
-        return folder, _listing(folder, suffix=".py", skipped=_NOT_LIBRARY)
+        found = []
+        for parent, folders, files in os.walk(folder):
+            folders[:] = filter(_is_library, folders)
+            for name in files:
+                path = Path(parent, name)
+                facts = path.lstat()  # no links, which lead to files of the machine's own
+                if path.suffix == ".py" and _is_library(name) and stat.S_ISREG(facts.st_mode) and facts.st_size:
+                    found.append((path.relative_to(folder).as_posix(), facts.st_size, facts.st_mtime_ns))
+        return folder, tuple(sorted(found)), ()
+
+
+def _is_library(name: str) -> bool:
+    return not any(fnmatch(name, pattern) for pattern in _NOT_LIBRARY)
 
 
 class _Absent(DatasetError):
@@ -219,14 +237,14 @@ class Corpus:
     Attributes:
         folder: the folder that holds the files.
         names: their names relative to it, sorted.
-        left_out: names of the files that are not UTF-8 text, sorted.
+        left_out: reason and name of each file and folder that is not part of the text, sorted.
         hash: hexadecimal digits of the SHA-256 of names and contents.
         nbytes: bytes of the training text and of the held-out text.
     """
 
     folder: Path
     names: Sequence[str]
-    left_out: Sequence[str]
+    left_out: LeftOut
     hash: str
     nbytes: tuple[int, int]
 
@@ -242,12 +260,17 @@ class Corpus:
         """Return the training text and the held-out text.
 
         Raises:
-            DatasetError: a file has changed since it was found.
+            DatasetError: a file has changed since it was found, or cannot be read any more.
         """
         digest = hashlib.sha256()
         texts = bytearray(), bytearray()
         held_out = held_out_among(self.names)
-        for name, content in _contents(self.folder, self.names):
+        for name in self.names:
+            try:
+                content = (self.folder / name).read_bytes()
+            except OSError as error:
+                path = shown(str(self.folder / name))
+                raise DatasetError(f"{path} could be read before, but not now ({error.strerror}); restore it") from None
             _add(digest, name, content)
             texts[name in held_out].extend(content)
         dataclasses.replace(self, hash=digest.hexdigest()[:HASH_DIGITS]).check_hash(self.hash)
@@ -266,57 +289,31 @@ def held_out_among(names: Sequence[str]) -> set[str]:
     return {first, *(name for name in others[:-1] if place_of[name] < 1 / 14)} if others else set()
 
 
-Listing = tuple[tuple[str, int, int], ...]
-
-
-def _listing(folder: Path, suffix: str = "", skipped: Collection[str] = ()) -> Listing:
-    """Return name relative to the folder, size and time of change of all non-empty regular files in a folder, sorted.
-
-    Args:
-        folder: the folder.
-        suffix: the end of their names.
-        skipped: patterns of the names of files and folders to leave out.
-    """
-    found = []
-    for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not any(fnmatch(name, pattern) for pattern in skipped)]
-        for name in files:
-            if name.endswith(suffix) and not any(fnmatch(name, pattern) for pattern in skipped):
-                path = Path(parent, name)
-                facts = path.lstat()
-                if stat.S_ISREG(facts.st_mode) and facts.st_size:
-                    found.append((path.relative_to(folder).as_posix(), facts.st_size, facts.st_mtime_ns))
-    return tuple(sorted(found))
-
-
 @functools.lru_cache(maxsize=4)  # reading again takes a tenth of a second; a changed file has another time
-def _scanned(folder: Path, listing: Listing) -> Corpus:
+def _scanned(folder: Path, listing: Listing, left_out: LeftOut) -> Corpus:
     digest = hashlib.sha256()
     sizes: dict[str, int] = {}
-    left_out = []
-    for name, content in _contents(folder, [name for name, _, _ in listing]):
+    also_left_out = []
+    for name, _, _ in listing:
+        try:
+            content = (folder / name).read_bytes()
+        except OSError:
+            also_left_out.append((UNREADABLE, name))
+            continue
         if _is_text(content):
             _add(digest, name, content)
             sizes[name] = len(content)
         else:
-            left_out.append(name)
+            also_left_out.append(("without UTF-8 text", name))
     total = sum(sizes.values())
     held_out = sum(sizes[name] for name in held_out_among(list(sizes))) if len(sizes) > 1 else total // 10
     return Corpus(
         folder=folder,
         names=tuple(sizes),
-        left_out=tuple(left_out),
+        left_out=tuple(sorted((*left_out, *also_left_out))),
         hash=digest.hexdigest()[:HASH_DIGITS],
         nbytes=(total - held_out, held_out),
     )
-
-
-def _contents(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    for name in names:
-        try:
-            yield name, (folder / name).read_bytes()
-        except OSError as error:
-            raise DatasetError(f"{folder / name} cannot be read ({error.strerror}); repair or remove it") from None
 
 
 def _add(digest: hashlib._Hash, name: str, content: bytes) -> None:

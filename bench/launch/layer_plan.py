@@ -14,6 +14,7 @@ from bench.core import spec
 from bench.core.config.run import RunConfig
 
 if TYPE_CHECKING:
+    from bench.datasets.base import Dataset
     from bench.models.base import Model
     from compressors.base import Compressor
     from compressors.layer import Layer, LayerKind
@@ -68,13 +69,14 @@ def plan_layers(config: RunConfig) -> LayerPlan:
     """
     import torch
 
+    from bench.models.base import build_network
     from compressors.layer import layers_of
 
-    num_classes = spec.build("datasets", config.filled["dataset"]).num_classes
+    dataset: Dataset = spec.build("datasets", config.filled["dataset"])
     compressor: Compressor = spec.build("compressors", config.filled["compressor"])
     model: Model = spec.build("models", config.filled["model"])
-    with torch.device("meta"):
-        layers = layers_of(model.build(num_classes))
+    with torch.device("meta"), spec.usage_errors():
+        layers = layers_of(build_network(model, dataset))
     rows = planned_layers(compressor, layers)
     return LayerPlan(
         layers=rows,

@@ -103,13 +103,14 @@ def with_recipe(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: there is no such recipe.
     """
-    if given.get("recipe") is None:
+    name = RunConfig(recipe=given.get("recipe")).recipe  # checked to be text
+    if name is None:
         return dict(given)
     kept = {name for name, value in given.items() if value is not None}
     kept |= {name for alternatives in _ALTERNATIVES if alternatives & kept for name in alternatives}
     if "steps" in kept:  # evaluations then count steps
         kept.add("eval_every")
-    return dict(given) | {n: value for n, value in recipe(given["recipe"]).options.items() if n not in kept}
+    return dict(given) | {n: value for n, value in recipe(name).options.items() if n not in kept}
 
 
 def with_batch_size(config: RunConfig) -> RunConfig:

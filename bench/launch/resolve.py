@@ -132,13 +132,14 @@ def resolve(options: RunConfig) -> RunConfig:
     _check_together(config, parts)  # again, because some components work only on the CPU
     import torch
 
+    from bench.models.base import build_network
     from bench.strategies.ddp import gradient_mb
     from compressors.layer import layers_of, sparse_gradients
 
     num_classes = parts.dataset.num_classes
     Partition.parse(config.partition).check_classes(num_classes, config.replicas)
-    with torch.device("meta"):  # shapes and dtypes, but no memory
-        network = parts.model.build(num_classes)
+    with torch.device("meta"), spec.usage_errors():  # shapes and dtypes, but no memory
+        network = build_network(parts.model, parts.dataset)
     if reason := sparse_gradients(network):
         raise UsageError(reason)
     layers = layers_of(network)
@@ -180,7 +181,7 @@ def _check_network(config: RunConfig, parts: Components) -> None:
     Built-in models are made for 3x32x32 images and are not checked with these.
     """
     from bench.datasets.base import IMAGE_SIZE
-    from bench.models.base import try_forward
+    from bench.models.base import build_network, try_forward
 
     inputs, num_classes = parts.dataset.dummy_batch(2, "cpu"), parts.dataset.num_classes
     with spec.usage_errors():
@@ -190,7 +191,7 @@ def _check_network(config: RunConfig, parts: Components) -> None:
     if not name.is_function and are_images and inputs.shape[2:] == (IMAGE_SIZE, IMAGE_SIZE):
         return
     try:
-        outputs = try_forward(parts.model.build(num_classes), name.name, inputs)
+        outputs = try_forward(build_network(parts.model, parts.dataset), name.name, inputs)
     except Incompatible as reason:
         advice = "change the model or the data"
         if are_images:

@@ -4,12 +4,16 @@ import abc
 import dataclasses
 import hashlib
 from collections.abc import Iterable
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import nn
 from typing_extensions import override
 
+from bench.core import spec
+from bench.core.errors import UsageError
+from bench.core.functions import seed_generators
+from bench.core.processes import own_rank
 from collectives.options import Incompatible, Options
 
 
@@ -60,6 +64,70 @@ class TextModel(Model, abc.ABC):
             )
 
 
+class HasInputs(Protocol):
+    """What a network is built for: a data set."""
+
+    @property
+    def num_classes(self) -> int:
+        """Return the number of classes."""
+
+    def dummy_batch(self, num_samples: int, device: torch.device | str) -> torch.Tensor:
+        """Return zeros with the shape and dtype of what the network gets."""
+
+
+def build_network(model: Model, data: HasInputs) -> nn.Module:
+    """Build the network for a data set; torch's lazy modules get their shapes from a batch of zeros.
+
+    Raises:
+        Incompatible: the network cannot process the batch, has nothing to train, or a lazy module that the forward pass
+            does not use.
+    """
+    network = model.build(data.num_classes)
+    if not any(parameter.requires_grad for parameter in network.parameters()):
+        raise Incompatible(
+            f"{model.component_name} has no parameters to train; use a network with some that need gradients"
+        )
+    if not _lazy_names(network):
+        return network
+    device = torch.get_default_device()
+    with torch.device("cpu"):
+        if device.type == "meta":
+            network = model.build(data.num_classes)  # without values it may not be able to run
+        network.eval()  # changes no running statistics
+        try_forward(network, model.component_name, data.dummy_batch(2, "cpu"))
+        network.train()
+    if names := _lazy_names(network):
+        raise Incompatible(
+            f"{model.component_name} has parameters without a shape that one forward pass does not use "
+            f"({', '.join(names)}); give their modules the number of inputs"
+        )
+    return network.to(device)
+
+
+def _lazy_names(network: nn.Module) -> list[str]:
+    return [
+        name for name, tensor in (*network.named_parameters(), *network.named_buffers()) if nn.parameter.is_lazy(tensor)
+    ]
+
+
+def seeded_network(model: str, data: HasInputs, seed: int) -> nn.Module:
+    """Build the network that belongs to a seed, with the same weights on every rank.
+
+    Afterwards the ranks draw different numbers from the global generators of Python and numpy, and the same ones from
+    torch's.
+
+    Args:
+        model: spec of the model.
+        data: the data set.
+        seed: the run's seed.
+    """
+    torch.manual_seed(seed)
+    seed_generators(seed)
+    network = build_network(spec.build("models", model), data)
+    seed_generators(seed, own_rank())
+    return network
+
+
 def try_forward(network: nn.Module, name: str, inputs: torch.Tensor) -> object:
     """Return what a network returns for some inputs, without gradients.
 
@@ -70,13 +138,21 @@ def try_forward(network: nn.Module, name: str, inputs: torch.Tensor) -> object:
 
     Raises:
         Incompatible: the network cannot process inputs of this shape: "linear cannot take inputs of 3x64x64 (...)".
+        UsageError: the network makes parameters while it processes its first inputs.
     """
+    built = set(network.state_dict())
     try:
         with torch.no_grad():
-            return cast(object, network(inputs))
+            outputs = cast(object, network(inputs))
     except Exception as error:  # noqa: BLE001 - a user's network may raise anything
         shape, reason = "x".join(map(str, inputs.shape[1:])), " ".join(str(error).split()).rstrip(".")
         raise Incompatible(f"{name} cannot take inputs of {shape} ({reason})") from None
+    if late := set(network.state_dict()) - built:
+        raise UsageError(
+            f"{name} makes {', '.join(sorted(late))} in its first forward pass, when the optimizer has its parameters "
+            "already; make it while the network is built, for example as a lazy module of torch"
+        )
+    return outputs
 
 
 def weights_hash(parameters: Iterable[torch.Tensor]) -> str:

@@ -1,6 +1,7 @@
 """A network that a function of the user's own builds: `--model path/net.py:build:width=64`."""
 
 import dataclasses
+import weakref
 
 import torch
 from torch import nn
@@ -27,9 +28,19 @@ class FunctionModel(functions.FunctionOptions, Model):
             network = network.to("meta") if isinstance(network, nn.Module) else network
         if not isinstance(network, nn.Module):
             raise PluginError(
-                f"{self.component_name} must return a torch.nn.Module, and returned {type(network).__name__}"
+                f"{self.component_name} must return a torch.nn.Module, and returned {functions.described(network)}"
             )
+        layers = [module for module in network.modules() if next(module.parameters(recurse=False), None) is not None]
+        if any(layer in _built for layer in layers):
+            raise PluginError(
+                f"{self.component_name} returned the same layers twice; build new ones in each call, or return a "
+                "copy.deepcopy, so that each seed and method has its own"
+            )
+        _built.update(layers)
         return network
+
+
+_built: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def component_of(name: str) -> type[FunctionModel]:

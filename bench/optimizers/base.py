@@ -55,6 +55,11 @@ class Optimizer(Options, abc.ABC):
         """Return True if ranks exchange other data instead of gradients; each rank then uses its own gradients."""
         return False
 
+    @property
+    def period(self) -> int:
+        """Return the number of steps after which the work of the steps repeats."""
+        return 1
+
     def warnings(self) -> list[str]:
         """Return what the user should know about these options, one sentence each."""
         return []

@@ -213,6 +213,11 @@ class Kfac(Optimizer, name="kfac"):
     def keeps_gradients(self) -> bool:
         return self.stepping.keeps_gradients
 
+    @property
+    @override
+    def period(self) -> int:
+        return self.update_every
+
     @override
     def check_compatible(self, compressor: Compressor, collective: Collective) -> None:
         self.stepping.check_compatible(compressor, collective)

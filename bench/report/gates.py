@@ -150,6 +150,7 @@ def _check_row(gate: Gate, comparison: Comparison, row: ComparedRow, result: Gat
 
 TOLERANCE = 0.03  # allowed change of quality, as a share, on another processor or with another torch
 
+_BYTES = ("payload_bytes_per_step", "state_bytes_per_step", "activation_bytes_per_step")
 _SAME_ROUNDING = ("cpu", "torch_version", "device", "threads")
 
 
@@ -179,10 +180,11 @@ def check_reference(runs: Sequence[Run], reference: Sequence[Run]) -> GateResult
 
 
 def _changes(run: Run, reference: Run) -> Iterator[str]:
-    now, then = run["payload_bytes_per_step"], reference["payload_bytes_per_step"]
-    if now != then:
-        more = f" ({now / then - 1.0:+.1%})" if now and then else ""
-        yield f"payload_bytes_per_step was {then} and is {now}{more}"
+    for column in _BYTES:
+        now, then = run[column], reference[column]
+        if now != then:
+            more = f" ({now / then - 1.0:+.1%})" if now and then else ""
+            yield f"{column} was {then} and is {now}{more}"
     quality = quality_of([reference.last_known])
     now, then = run[quality.column], reference[quality.column]
     exact = all(run[name] == reference[name] for name in _SAME_ROUNDING)

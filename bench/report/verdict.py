@@ -168,7 +168,7 @@ def caveats(comparison: Comparison) -> Iterator[str]:
     )
     if texts := [f"{run.title}, {run.ending} ({run['run_id']})" for run in comparison.unfinished]:
         yield f"not in the table, because they did not finish: {_first_of(texts)}"
-    yield from implausible(comparison)
+    yield from of_runs(comparison)
     if found := differing(comparison):
         yield (
             f"the rows differ in {', '.join(found.values())}, so a difference between them may come from that; "
@@ -177,16 +177,8 @@ def caveats(comparison: Comparison) -> Iterator[str]:
     if any(run["stop_at_target"] for _, run in runs):
         values = comparison.quality.plural
         yield f"runs with --stop-at-target ended at their target, so their {values} are not those of a whole training"
-    if others := [group for group in groups if group.distinct("link_warnings")]:
-        where = f"{others[0].short}, and in {len(others) - 1} more rows" if others[1:] else others[0].short
-        yield f"{where}: the links were not as configured: {others[0].distinct('link_warnings')[0]}"
     yield from _warm_up(comparison)
     yield from _sent_at_first(comparison)
-    if short := _names(groups, lambda group: any(map(_ends_shortly, group.ok))):
-        yield (
-            f"{short}: speeds are measured over the last evaluation interval, which is less than a tenth of the one "
-            "before; choose an --eval-every that divides the number of steps"
-        )
     for group in groups:
         if mixed := [name for name in SETTINGS if name not in comparison.by and len(group.distinct(name)) > 1]:
             yield (
@@ -194,11 +186,6 @@ def caveats(comparison: Comparison) -> Iterator[str]:
                 f"also group by these: --by {','.join([*comparison.by, *mixed])}"
             )
     yield from _missed(comparison)
-    if fell_back := _names(groups, lambda group: any(group.values("factor_fallbacks"))):
-        yield (
-            f"{fell_back}: K-FAC sent some factors in another form, or with more damping, than configured (column "
-            "factor_fallbacks), so the rows are not exactly of the method that they name"
-        )
     yield from _too_few(comparison)
     yield from _other_programs(comparison)
     if texts := [f"{name} seed {run['seed']}" for name, run in runs if run in comparison.repeated]:
@@ -254,6 +241,25 @@ def _sent_at_first(comparison: Comparison) -> Iterator[str]:
         yield (
             f"averaged over the whole run, {_first_of(sent)} times the bytes per step shown (early steps compress "
             "less); --metric bytes_to_target counts whole runs"
+        )
+
+
+def of_runs(comparison: Comparison) -> Iterator[str]:
+    """Yield the warnings about runs that hold also without a comparison, so that `bench run` prints them too."""
+    groups = comparison.groups
+    yield from implausible(comparison)
+    if others := [group for group in groups if group.distinct("link_warnings")]:
+        where = f"{others[0].short}, and in {len(others) - 1} more rows" if others[1:] else others[0].short
+        yield f"{where}: the links were not as configured: {others[0].distinct('link_warnings')[0]}"
+    if short := _names(groups, lambda group: any(map(_ends_shortly, group.ok))):
+        yield (
+            f"{short}: speeds are measured over the last evaluation interval, which is less than a tenth of the one "
+            "before; choose an --eval-every that divides the number of steps"
+        )
+    if fell_back := _names(groups, lambda group: any(group.values("factor_fallbacks"))):
+        yield (
+            f"{fell_back}: K-FAC sent some factors in another form, or with more damping, than configured (column "
+            "factor_fallbacks), so the rows are not exactly of the method that they name"
         )
 
 

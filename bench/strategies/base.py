@@ -334,6 +334,12 @@ class BoundStrategy(abc.ABC):
         Every rank must call this method.
         """
 
+    def begin_interval(self) -> None:  # noqa: B027 - optional
+        """Go on as if the last `interval` had just ended, to measure times; the state may not be that of a training.
+
+        Every rank must call this method, between two steps.
+        """
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state that this rank needs to resume bit for bit.
 

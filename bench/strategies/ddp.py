@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from bench.core import spec
 from bench.core.config.run import RunConfig
+from bench.core.errors import RunFailed
 from bench.datasets.base import Dataset
 from bench.optimizers.base import KeepsResiduals, Optimizer, StepsAlone
 from bench.strategies.base import Batch, BoundStrategy, Exchange, Setup, Strategy, refuse
@@ -34,7 +35,7 @@ from compressors.ddp.communicator import (
 )
 from compressors.ddp.hook import CompressionHook, HookSettings, OwnHook
 from compressors.ddp.report import EncodedLayer, StepReport
-from compressors.layer import Layer, Step, layers_of
+from compressors.layer import Layer, Step, layers_of, without_gradient
 
 WHOLE_MODEL_MB = 2.0**20  # more than any model: all layers go into one bucket
 MIN_BUCKET_MB, MAX_BUCKET_MB = 1.0, 25.0  # DDP's own default is 25
@@ -350,6 +351,8 @@ class SharedGradients(Replicas):
             gradients.end_pause()
         self._is_after_pause = False
         batch.backward(self.ddp, self.ddp.no_sync)
+        if reason := without_gradient(self.layers):
+            raise RunFailed(reason)
         return gradients.finish_step()
 
     @override

@@ -234,7 +234,10 @@ def resized(
     }
     if config.steps is None:
         counts |= {"step": batches["used"], "own_steps": batches["used"]}
-    return state | {"strategy": strategy, "counts": counts, "batches": [batches]}
+    changed = {"strategy": strategy, "counts": counts, "batches": [batches]}
+    if rank >= len(states):  # a new rank must not draw what another one draws
+        changed["users_generators"] = None
+    return state | changed
 
 
 def _exchange(parts: Sequence[RankState], rank: int, world_size: int, waiting: Waiting) -> RankState:

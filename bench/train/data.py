@@ -7,6 +7,7 @@ floor(size of the smallest shard / batch).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bench.core.config.run import RunConfig
 from bench.core.processes import own_rank
-from bench.datasets.base import IMAGE_SIZE, Dataset, Samples
+from bench.datasets.base import IMAGE_SIZE, Dataset, DatasetError, Samples
 from bench.train import partition
 from bench.train.partition import random_generator
 
@@ -131,6 +132,19 @@ EVALUATION_BATCH = 256
 EVALUATION_BYTES = 4096
 # Training samples to evaluate: few enough to be cheap; their accuracy is exact to half a point at 97 %.
 TRAIN_SAMPLES = 1000
+
+
+def check_inputs(inputs: torch.Tensor, found: str) -> None:
+    """Raise DatasetError if inputs hold NaN or infinite values.
+
+    Args:
+        inputs: what a network gets.
+        found: what came of them, for the message, such as "the loss is nan".
+    """
+    if not bool(torch.isfinite(inputs).all()):
+        raise DatasetError(
+            f"{found}, because the data hold NaN or infinite values; repair these samples or leave them out"
+        )
 
 
 class Quality(NamedTuple):
@@ -250,6 +264,9 @@ def evaluate(
         device: the model's device.
         group: the ranks that share the work; None: all ranks.
         on_batch: called after every mini-batch.
+
+    Raises:
+        DatasetError: the samples hold NaN or infinite values.
     """
     own_buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     pool_running_statistics_(model, group)
@@ -266,6 +283,8 @@ def evaluate(
             chosen = slice(start, min(start + size, part.stop))
             inputs, targets = (each.to(device) for each in samples.at(chosen))
             loss, correct = dataset.task.sum_loss_and_correct(model(dataset.normalise(inputs)), targets)
+            if not math.isfinite(total := float(loss)):
+                check_inputs(inputs, f"the loss of an evaluation is {total}")
             totals += torch.stack([loss.cpu(), correct.double().cpu()])
             on_batch()
         totals = totals.to(device)

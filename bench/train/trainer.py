@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from bench.core import functions
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import LrScaling
 from bench.core.processes import own_rank
 from bench.datasets.base import Dataset, Samples
 from bench.strategies.base import Batch, BoundStrategy, SaveState
-from bench.train.data import Batches, Quality, RankData, evaluate
+from bench.train.data import Batches, Quality, RankData, check_inputs, evaluate
 from bench.train.record import Recorder
 from compressors.ddp.hook import NonFiniteGradient
 from compressors.ddp.report import StepReport
@@ -103,6 +104,9 @@ class Diverged(RuntimeError):
     """The loss, or the gradients of too many steps in a row, are infinite or NaN; the message is one sentence."""
 
 
+_NO_UPDATE = "before any update; check the model, its initial weights and the scale of the inputs"
+
+
 @dataclasses.dataclass(kw_only=True)
 class Trainer:
     """Trains the model on one rank.
@@ -149,6 +153,7 @@ class Trainer:
 
         Raises:
             Diverged: the loss, or the gradients of too many steps in a row, are infinite or NaN.
+            DatasetError: the data hold NaN or infinite values.
             TransportError: a rank was lost.
         """
         while self.step < self.total_steps:
@@ -193,6 +198,8 @@ class Trainer:
         self.times = [StepTime(**seconds) for seconds in state["times"]]
         self.recorder.train_time_s = state["train_time_s"]
         self._resumed_at = self.step
+        if state["users_generators"] is not None:
+            functions.restore_generators(state["users_generators"])
         torch.set_rng_state(state["generator"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(state["device_generator"], self.device)
@@ -211,6 +218,7 @@ class Trainer:
                 "losses": torch.stack(self._losses) if self._losses else torch.empty(0),
                 "times": [vars(seconds) for seconds in self.times],
                 "train_time_s": self.recorder.train_time_s,
+                "users_generators": functions.generator_states(),
                 "generator": torch.get_rng_state(),
                 "device_generator": torch.cuda.get_rng_state(self.device) if on_cuda else None,
             },
@@ -239,6 +247,7 @@ class Trainer:
         started, cpu_started = time.perf_counter(), time.process_time()
         parts = zip(*(next(batches) for batches in self._batches), strict=True)
         x, y = (torch.cat(tensors) if len(tensors) > 1 else tensors[0] for tensors in parts)
+        self._inputs = x
         batch = Batch(
             x=x,
             y=y,
@@ -296,10 +305,10 @@ class Trainer:
         if report.skipped and self.config.nonfinite == "raise":
             raise NonFiniteGradient(f"a gradient was not finite at step {self.step}")
         if self._skips_in_a_row >= MAX_SKIPS_IN_A_ROW:
-            raise Diverged(
-                f"{MAX_SKIPS_IN_A_ROW} steps in a row had a non-finite gradient, the last one step {self.step}; "
-                "training has diverged: try a lower --lr"
-            )
+            found = f"{MAX_SKIPS_IN_A_ROW} steps in a row had a non-finite gradient"
+            if self.skipped_steps > self.own_steps:
+                raise Diverged(f"{found}, {_NO_UPDATE}")
+            raise Diverged(f"{found}, the last one step {self.step}; training has diverged: try a lower --lr")
 
     def _remember_loss(self, loss: torch.Tensor) -> None:
         self._losses.append(loss)
@@ -313,15 +322,20 @@ class Trainer:
 
         Raises:
             Diverged: a loss is infinite or NaN.
+            DatasetError: so are the inputs.
         """
         recent = self._losses[len(self._losses) - self._unchecked :]
         finite = torch.isfinite(torch.stack(recent)).tolist() if recent else []
         if not all(finite):
             first = finite.index(False)
             step = self._num_losses - self._unchecked + first
-            raise Diverged(
-                f"the loss is {float(recent[first])} at step {step}; training has diverged: try a lower --lr"
-            )
+            found = f"the loss is {float(recent[first])} at step {step}"
+            check_inputs(self._inputs, found)
+            if self.device.type != "cpu" and isinstance(self.data.train.inputs, torch.Tensor):
+                check_inputs(self.data.train.inputs, found)  # the step's own batch is gone
+            if step <= self.skipped_steps:
+                raise Diverged(f"{found}, {_NO_UPDATE}")
+            raise Diverged(f"{found}; training has diverged: try a lower --lr")
         self._unchecked = 0
 
     def _evaluate(self) -> str:

@@ -28,7 +28,7 @@ from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder, write_json
 from bench.core.schema import PARTITION
 from bench.datasets.base import Dataset, DatasetError, Samples
-from bench.models.base import weights_hash
+from bench.models.base import seeded_network, weights_hash
 from bench.strategies.base import BoundStrategy, CommandedRank, Setup, Strategy
 from bench.train import partition
 from bench.train.checkpoint import Checkpointer, Restored, resized
@@ -84,11 +84,10 @@ def run(config: RunConfig, folder: RunFolder) -> None:
                 "with the same files and the same Python, and add --threads and --device if their cores or GPUs differ"
             )
         dataset: Dataset = spec.build("datasets", config.filled["dataset"])
-        torch.manual_seed(config.seed)  # every rank draws the same weights
-        model: nn.Module = spec.build("models", config.filled["model"]).build(dataset.num_classes).to(device)
-        if len(set(gather_json(weights_hash(model.parameters())))) > 1:
+        model = seeded_network(config.filled["model"], dataset, config.seed).to(device)
+        if len(set(gather_json(weights_hash((*model.parameters(), *model.buffers()))))) > 1:
             raise RunFailed(
-                "ranks drew different initial weights from one seed; use the same torch version on every machine"
+                f"ranks drew different initial weights from one seed; {_way_to_agree(config.model, config)}"
             )
         strategy = options.bind(
             Setup(
@@ -114,6 +113,20 @@ def run(config: RunConfig, folder: RunFolder) -> None:
             recorder = Recorder(config, folder, strategy, started_at, after=restored.step if restored else 0)
             _train(config, folder, strategy, recorder, dataset, device, checkpointer, restored)
         strategy.close()
+
+
+def _way_to_agree(component: str, config: RunConfig) -> str:
+    """Return what to do if a component, a model or data set, is not the same on all ranks."""
+    spec_of = spec.parse(component)
+    ways = []
+    if spec_of.is_function:
+        ways.append(
+            f"{spec_of.name} must draw from torch, numpy.random or random, which are seeded, and not from the clock, "
+            "os.urandom or numpy.random.default_rng() without a seed"
+        )
+    if config.nnodes > 1 or not ways:
+        ways.append("every machine must have the same files and the same versions of torch and numpy")
+    return "; ".join(ways)
 
 
 def _train(
@@ -178,9 +191,13 @@ def _data_and_state(
     Rank 0 also writes `partition.csv`.
 
     Raises:
-        RunFailed: a shard is smaller than a batch.
+        RunFailed: ranks have different data, or a shard is smaller than a batch.
     """
     train, test, loaded_by = _parts(config)
+    known = [train.targets, test.targets]
+    known += [part.inputs[:100] for part in (train, test) if isinstance(part.inputs, torch.Tensor)]
+    if len(set(gather_json(weights_hash(known), group))) > 1:
+        raise RunFailed(f"ranks loaded different data with one seed; {_way_to_agree(config.dataset, config)}")
     data = RankData.of(config, dataset, train, test)
     if own_rank() == 0 and not config.holdout_size:  # held-out training samples are of another text
         data.columns.update(dataset.yardsticks())

@@ -42,7 +42,7 @@ def write_summary(
 ) -> None:
     """Write the summary page and its picture."""
     together = runs[SWEEP]
-    entries = {link: _entries(together, bandwidth) for link, bandwidth in LINKS.items()}
+    entries = {link: entries_of(together, bandwidth) for link, bandwidth in LINKS.items()}
     text = Template((TEXTS / "summary.md").read_text(encoding="utf-8"))
     page = text.substitute(
         rule=RULE,
@@ -107,7 +107,7 @@ def recommendation(link: str, entries: Sequence[Entry], runs: SweepRuns) -> str:
     return f"**{link}**: {best.method}{gain}{beside}."
 
 
-def _entries(runs: SweepRuns, bandwidth: Which) -> list[Entry]:
+def entries_of(runs: SweepRuns, bandwidth: Which) -> list[Entry]:
     entries = []
     for method, which in METHODS.items():
         try:

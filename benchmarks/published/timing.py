@@ -75,7 +75,7 @@ def _blocks(configs: Sequence[RunConfig], rows: Sequence[Row], server: ForkServe
     for config in configs:
         measured = times[config.config_id]
         samples = config.world_size * config.batch_size * config.accumulate
-        for block, (step_s,) in enumerate(measured.seconds, last + 1):
+        for block, (step_s,) in enumerate(measured.seconds[0], last + 1):
             values: dict[str, Any] = (
                 config.columns()
                 | origin

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from collectives.base import Collective
 from collectives.options import build
 from compressors.base import Compressor, TorchHook
+from compressors.ddp.attached import OPEN, check_optimizers, close_earlier_hooks
 from compressors.ddp.communicator import Nonfinite, Trigger
 from compressors.ddp.gradients import change_since_wrapping, reduced_layers
 from compressors.ddp.hook import CompressionHook, HookSettings, OwnHook
@@ -49,7 +50,7 @@ def attach(
 ) -> CompressionHook:
     """Exchange the gradients of `ddp` through a compressor and a collective from the next `backward` on.
 
-    Every rank must call this function.
+    Every rank must call this function. The hook that an earlier call returned for the same network is closed.
 
     Args:
         ddp: the wrapped model, compiled or not, without a communication hook. With `gradient_as_bucket_view=True`
@@ -104,6 +105,7 @@ def attach(
     if clip_norm is not None and not clip_norm > 0:
         raise ValueError(f"clip_norm={clip_norm} is not possible; give a positive norm, or None")
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    check_optimizers(optimizers)
     if any(getattr(each, "_overlap_with_ddp", False) for each in optimizers):
         raise ValueError(
             "overlap_with_ddp takes the place of DDP's communication hook; create the optimizer without it"
@@ -116,11 +118,13 @@ def attach(
         scaler=scaler,
         clip_norm=clip_norm,
     )
+    close_earlier_hooks(layers)
     if isinstance(compressor, OwnHook):
         hook = compressor.make_hook(ddp, collective, settings)
     else:
         reducer = reducer_for(compressor, momentum=momentum or 0.0, nesterov=nesterov)
         hook = CompressionHook(ddp, reducer, collective, settings)
+    OPEN.add(hook)
     hook.watch(*optimizers)
     return hook
 

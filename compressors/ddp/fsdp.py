@@ -28,6 +28,7 @@ from collectives.options import build
 from collectives.transport.process_group import gather_json
 from compressors.base import Compressor, TorchHook
 from compressors.ddp.attach import check_momentum, check_types
+from compressors.ddp.attached import Attached
 from compressors.ddp.communicator import CompressedCommunicator, Nonfinite, own_transport, zero_nonfinite_
 from compressors.ddp.fsdp_units import Unit, units_of
 from compressors.ddp.hook import NonFiniteGradient, OwnHook, warn_of_missing_epoch
@@ -87,7 +88,7 @@ def attach_fsdp(
     _copy_weights(model, replicas)
     reducer = reducer_for(compressor, momentum=momentum or 0.0, nesterov=nesterov)
     settings = FsdpSettings(mesh=mesh, group=replicas, seed=seed, nonfinite=nonfinite, timeout_s=timeout_s)
-    return ShardHook(units, reducer, collective, settings)
+    return ShardHook(model, units, reducer, collective, settings)
 
 
 def checked_units(model: nn.Module, compressor: Compressor, collective: Collective) -> tuple[list[Unit], DeviceMesh]:
@@ -142,7 +143,8 @@ class FsdpHook(CompressedCommunicator):
     `step_ok` accepts the state that these exchanges proposed, on all ranks or on none.
 
     Args:
-        units: the units of the model.
+        model: the model.
+        units: its units.
         layers: the tensors that are compressed.
         reducer: the compressor with this rank's state.
         collective: sums payloads.
@@ -158,6 +160,7 @@ class FsdpHook(CompressedCommunicator):
 
     def __init__(
         self,
+        model: nn.Module,
         units: Sequence[Unit],
         layers: Sequence[Layer],
         reducer: Reducer,
@@ -168,7 +171,8 @@ class FsdpHook(CompressedCommunicator):
         if device.type != "cpu":
             device = torch.device(device.type, torch.accelerator.current_device_index())
         super().__init__(layers, reducer, collective, own_transport(device, settings.timeout_s, settings.group))
-        self._units = units
+        self._model, self._units = model, units
+        self._attached = Attached(model, self._why_not_exchanged)
         self._settings = settings
         self._index = 0
         self._epoch: int | None = None
@@ -202,6 +206,8 @@ class FsdpHook(CompressedCommunicator):
         """Return the report of the exchange in the last `backward`; raises the same errors as `step_ok`."""
         if missing := [unit.name for unit in self._units if unit.layers and unit.name not in self._exchanged]:
             raise RuntimeError(self._why_missing(missing))
+        if not self._closed and (reason := self._attached.change()):
+            raise RuntimeError(reason)
         self._exchanged.clear()
         self._index += 1
         if self._epoch_is_missing and self.transport.rank == 0:
@@ -289,6 +295,20 @@ class FsdpHook(CompressedCommunicator):
     def _is_nonfinite_anywhere(self) -> bool:
         return self.start_on_any_rank(self._saw_nonfinite)()
 
+    def _why_not_exchanged(self) -> str | None:
+        """Return a sentence about a parameter whose gradient replicas do not exchange; None without one."""
+        try:
+            now, _ = units_of(self._model)
+        except ValueError as error:
+            return str(error)  # a parameter that is not sharded
+        changed = sorted(name for name, _, _ in _places(now) ^ _places(self._units))
+        if not changed:
+            return None
+        return (
+            f"{changed[0]} was added, removed, replaced, frozen or unfrozen after the hook was attached; do that "
+            "first, or close() the hook and attach one again"
+        )
+
     def _why_missing(self, missing: Sequence[str]) -> str:
         if self._closed:
             return "the hook of this model is closed; attach one again"
@@ -310,8 +330,17 @@ class ShardHook(FsdpHook):
 
     _skips_sending = "hook.set_requires_all_reduce(False)"
 
-    def __init__(self, units: Sequence[Unit], reducer: Reducer, collective: Collective, settings: FsdpSettings) -> None:
-        super().__init__(units, [layer for unit in units for layer in unit.layers], reducer, collective, settings)
+    def __init__(
+        self,
+        model: nn.Module,
+        units: Sequence[Unit],
+        reducer: Reducer,
+        collective: Collective,
+        settings: FsdpSettings,
+    ) -> None:
+        super().__init__(
+            model, units, [layer for unit in units for layer in unit.layers], reducer, collective, settings
+        )
         self._requires_all_reduce = True
         self._sums: dict[str, torch.Tensor] = {}  # by unit: gradient shards of micro-steps that were not exchanged
         for unit in units:
@@ -364,6 +393,10 @@ class ShardHook(FsdpHook):
         flag = torch.tensor([among_replicas], dtype=torch.float32, device=self.transport.device)
         dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._settings.mesh.get_group())
         return bool(flag)
+
+
+def _places(units: Sequence[Unit]) -> set[tuple[str, tuple[int, ...], FSDPModule]]:
+    return {(layer.name, layer.shape, unit.module) for unit in units for layer in unit.layers}
 
 
 def _check_replicas(units: Sequence[Unit], mesh: DeviceMesh, replicas: dist.ProcessGroup) -> None:

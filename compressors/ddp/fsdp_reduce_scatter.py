@@ -72,14 +72,15 @@ def attach_reduce_scatter(
             "another receiver; use another compressor, or leave out its shared scale"
         )
     collective = Allgather()  # only to check what the compressor can send: a rank decodes the payloads of all ranks
-    units, mesh = checked_units(getattr(model, "_orig_mod", model), compressor, collective)
+    model = getattr(model, "_orig_mod", model)
+    units, mesh = checked_units(model, compressor, collective)
     assert isinstance(compressor, PerLayer)
     if mesh.size() == 1:
         raise ValueError("the model is not divided among several ranks, so FSDP2 reduces nothing; shard it over more")
     check_momentum(compressor, momentum, nesterov=nesterov)
     reducer = PerLayerReducer(compressor, momentum=momentum or 0.0, nesterov=nesterov)
     settings = FsdpSettings(mesh=mesh, group=mesh.get_group(), seed=seed, nonfinite=nonfinite, timeout_s=timeout_s)
-    return ReduceScatterHook(units, reducer, collective, settings)
+    return ReduceScatterHook(model, units, reducer, collective, settings)
 
 
 class ReduceScatterHook(FsdpHook):
@@ -92,7 +93,12 @@ class ReduceScatterHook(FsdpHook):
     reducer: PerLayerReducer
 
     def __init__(
-        self, units: Sequence[Unit], reducer: PerLayerReducer, collective: Allgather, settings: FsdpSettings
+        self,
+        model: nn.Module,
+        units: Sequence[Unit],
+        reducer: PerLayerReducer,
+        collective: Allgather,
+        settings: FsdpSettings,
     ) -> None:
         num_ids = 1 + max((layer.id for unit in units for layer in unit.layers), default=0)
         num_ranks = settings.mesh.size()
@@ -101,7 +107,7 @@ class ReduceScatterHook(FsdpHook):
             for unit in units
         }
         layers = [layer for rows in self._rows.values() for row in rows for layer in row]
-        super().__init__(units, layers, reducer, collective, settings)
+        super().__init__(model, units, layers, reducer, collective, settings)
         for unit in units:
             unit.module.set_custom_reduce_scatter(_CompressedReduceScatter(self, unit))  # type: ignore[arg-type]
 

@@ -1,6 +1,8 @@
 """Find the parameters whose gradients a DistributedDataParallel model reduces, and take large gradients uncopied."""
 
 import functools
+import operator
+import sys
 from typing import Any
 
 import torch
@@ -9,37 +11,39 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
+from compressors.ddp.attached import Kind, changed_parameter, kind_of
 from compressors.layer import Layer, layers_of
 
 
 def reduced_layers(ddp: DistributedDataParallel) -> list[Layer]:
     """Return the trainable parameters whose gradients DDP reduces, with the ids that `layers_of` gives them."""
-    reduced = _buffers(ddp)
+    reduced = _kinds(ddp)
     return [layer for layer in layers_of(ddp.module) if id(layer.weight) in reduced]
 
 
-def _buffers(ddp: DistributedDataParallel) -> dict[int, torch.Tensor]:
+def _kinds(ddp: DistributedDataParallel) -> dict[int, Kind]:
     return {
-        id(parameter): bucket.buffer()
+        id(parameter): kind_of(gradient)
         for bucket in ddp.reducer._get_zeros_like_grad_buckets()
-        for parameter in bucket.parameters()
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
     }
 
 
-def change_since_wrapping(ddp: DistributedDataParallel) -> str | None:
-    """Return a message if a parameter was changed after wrapping, so that DDP misses its gradient; None if none was."""
-    buffer_of = _buffers(ddp)
-    for name, parameter in ddp.module.named_parameters():
-        buffer = buffer_of.get(id(parameter))
-        if buffer is None:
-            if parameter.requires_grad and name not in ddp.parameters_to_ignore:
-                return f"{name} was added or unfrozen after the model was wrapped; do that first, then wrap it in DDP"
-        elif not parameter.requires_grad:
-            return f"{name} was frozen after it was wrapped; freeze first, then wrap the model in DDP"
-        elif (parameter.dtype.to_real(), parameter.device) != (buffer.dtype, buffer.device):
-            was, now = (f"{tensor.dtype} on {tensor.device}" for tensor in (buffer, parameter))
-            return f"{name} was {was} when it was wrapped and is {now}; convert first, then wrap the model in DDP"
-    return None
+def change_since_wrapping(ddp: DistributedDataParallel, *, may_freeze: bool = False) -> str | None:
+    """Return a message if a parameter was changed after wrapping, so that DDP misses its gradient; None if none was.
+
+    Args:
+        ddp: the model.
+        may_freeze: True if a frozen parameter is no harm, because DDP has reduced its zeros.
+    """
+    return changed_parameter(
+        ddp.module,
+        _kinds(ddp),
+        since="the model was wrapped",
+        advice="do that first, then wrap the model in DDP",
+        ignored=ddp.parameters_to_ignore,
+        may_freeze=may_freeze,
+    )
 
 
 # Smallest number of elements for which avoiding a copy saves time.
@@ -50,7 +54,8 @@ class ZeroCopyGradients:
     """Take large gradients on CPUs directly from backward, so that DDP does not copy them into its buckets.
 
     On GPUs gradients are not taken, because a copy is cheap and memory is scarce. Neither are gradients that DDP does
-    not exchange (inside `no_sync`), that are added to an existing `grad`, or whose parameter has a hook from
+    not exchange (inside `no_sync`), that are added to an existing `grad`, whose memory anybody else holds (an autograd
+    function may write its next gradient there), or whose parameter has a hook from
     `register_post_accumulate_grad_hook`. Any other hook that reads the `grad` of a parameter whose gradient was taken
     sees its old contents.
 
@@ -65,6 +70,7 @@ class ZeroCopyGradients:
         self._taken: dict[nn.Parameter, torch.Tensor] = {}
         self._places: dict[nn.Parameter, torch.Tensor] = {}
         self._is_expected = False
+        self._sole_owners = _sole_owners() if enabled else set()
         self._handles = [ddp.register_forward_pre_hook(self._expect)] if enabled else []
         for parameter in ddp.module.parameters() if enabled else ():
             if parameter.requires_grad and parameter.numel() >= WORTH_TAKING and parameter.device.type == "cpu":
@@ -112,7 +118,40 @@ class ZeroCopyGradients:
             or gradient.dtype != place.dtype
             # DDP's views have the strides of the parameters
             or not (gradient.is_contiguous() and parameter.is_contiguous())
+            or _owners(gradient) not in self._sole_owners
         ):
             return None
         self._taken[parameter] = gradient
         return (place.detach(),)  # a new view, because autograd would copy one that is referenced elsewhere
+
+
+def _owners(gradient: torch.Tensor) -> tuple[int, ...]:
+    """Return how many references there are to a gradient, its memory and the tensor of which it is a view."""
+    memory, base = gradient.untyped_storage(), gradient._base
+    if not memory.resizable():
+        return ()  # it belongs to NumPy or another library
+    counts = sys.getrefcount(gradient), _use_count(gradient), torch._C._storage_Use_Count(memory._cdata)
+    return counts if base is None else (*counts, sys.getrefcount(base), _use_count(base))
+
+
+# the references that C++ holds, one of them for Python's object; not in torch's type hints
+_use_count = operator.methodcaller("_use_count")
+
+
+@functools.cache
+def _sole_owners() -> set[tuple[int, ...]]:
+    """Return `_owners` of gradients that nobody but autograd holds: one is a view, the other is not."""
+    found = set()
+
+    def take(gradients: tuple[torch.Tensor | None]) -> None:
+        (gradient,) = gradients
+        assert gradient is not None
+        found.add(_owners(gradient))
+
+    for use in (torch.t, torch.neg):
+        weight = nn.Parameter(torch.zeros(2, 2))
+        accumulator = get_gradient_edge(weight).node  # lives as long as this reference
+        accumulator.register_prehook(take)
+        with torch.enable_grad():
+            (use(weight) * torch.ones(2, 2)).sum().backward()
+    return found

@@ -29,6 +29,7 @@ from typing_extensions import override
 from collectives.base import Collective
 from collectives.transport.base import WakeupEvent
 from compressors.base import Compressor
+from compressors.ddp.attached import Attached, check_optimizers, parameters_of, unknown_parameter
 from compressors.ddp.communicator import (
     CompressedCommunicator,
     Nonfinite,
@@ -126,7 +127,9 @@ class CompressionHook(CompressedCommunicator):
         # Gradients that are scaled or clipped must lie in DDP's buffers, where they can be changed.
         changes = settings.scaler is not None or settings.clip_norm is not None
         self._taken = ZeroCopyGradients(ddp, enabled=not changes)
-        self._handles: list[RemovableHandle] = []  # of the optimizers that `watch` was given
+        self._attached = Attached(ddp.module, self._why_not_exchanged)
+        self._known: set[int] = set()  # ids of the parameters of optimizers when `watch` was given them
+        self._handles: list[RemovableHandle] = []  # of these optimizers
         self._updated: set[int] = set()  # ids of the optimizers that have used the last exchanged gradients
         self._layer_of = {id(layer.weight): layer for layer in self.layers}
         self._index = 0
@@ -142,7 +145,14 @@ class CompressionHook(CompressedCommunicator):
         self._any_nonfinite: Callable[[], bool] = lambda: False
 
     def watch(self, *optimizers: torch.optim.Optimizer) -> None:
-        """Let `step` of these optimizers change nothing in a skipped step, so that the loop need not call `step_ok`."""
+        """Let `step` of these optimizers change nothing in a skipped step, so that the loop need not call `step_ok`.
+
+        Raises:
+            ValueError: an optimizer does not call the hooks of its `step`.
+        """
+        check_optimizers(optimizers)
+        self._attached.optimizers += optimizers
+        self._known |= {id(parameter) for each in optimizers for parameter in parameters_of(each)}
         self._handles += [each.register_step_pre_hook(self._before_update) for each in optimizers]
 
     def set_epoch(self, epoch: int) -> None:
@@ -190,6 +200,8 @@ class CompressionHook(CompressedCommunicator):
             raise self._failure
         if not is_whole:
             raise RuntimeError(self._why_missing(has_begun=has_begun))
+        if not self._closed and (reason := self._attached.change()):
+            raise RuntimeError(reason)
         if self._epoch_is_missing and self.transport.rank == 0:
             warn_of_missing_epoch(self.reducer.compressor)
         self._epoch_is_missing = False
@@ -229,7 +241,7 @@ class CompressionHook(CompressedCommunicator):
         self._ddp.register_forward_hook(_refuse_backward)
         super().close()
         # DDP's C++ reducer references the hook, which Python's garbage collector cannot see: break the cycle here.
-        del self._taken, self._ddp
+        del self._taken, self._ddp, self._attached
 
     def _take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         """Queue a bucket for the communication thread; return the Future that DDP waits for.
@@ -268,7 +280,8 @@ class CompressionHook(CompressedCommunicator):
             self.finish_step()  # the scaler has kept the optimizers from updating
         if self._unfinished:  # otherwise a lost rank or a non-finite gradient would go unnoticed
             raise RuntimeError(
-                "the last backward() was not followed by optimizer.step(); accumulate gradients inside hook.no_sync()"
+                "the last backward() was not followed by optimizer.step(); accumulate gradients inside "
+                "hook.no_sync(), and give a new optimizer to hook.watch"
                 if self._handles
                 else "step_ok() was not called after the last backward(); call it after each"
             )
@@ -320,6 +333,18 @@ class CompressionHook(CompressedCommunicator):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = None
+
+    def _why_not_exchanged(self) -> str | None:
+        """Return a sentence about a parameter that is updated with gradients of this rank alone; None without one."""
+        if reason := change_since_wrapping(self._ddp, may_freeze=True):
+            return reason
+        added = unknown_parameter(self._attached.optimizers, self._known | self._layer_of.keys())
+        if added is None:
+            return None
+        return (
+            f"a parameter of shape {list(added.shape)} that DDP does not exchange was added to an optimizer; put it "
+            "into the model first, then wrap the model in DDP"
+        )
 
     def _why_missing(self, *, has_begun: bool) -> str:
         """Return a sentence for the user: why DDP has not handed over all gradients in this step, and what to do."""

@@ -29,7 +29,7 @@ class GradwireHandler:
 
     It takes the place of `accelerator.ddp_handler` and keeps that handler's options of DDP. A step in which a rank's
     gradient is not finite is skipped on all ranks. `accelerator.save_state` also writes each rank's state, as
-    `gradwire-RANK.safetensors`, and `load_state` loads it.
+    `gradwire-RANK.safetensors`, and `load_state` loads it. An earlier handler of the accelerator is closed.
 
     Args:
         accelerator: before it has prepared the model.
@@ -58,14 +58,21 @@ class GradwireHandler:
                 raise ValueError(
                     "this optimizer is prepared already; create GradwireHandler before accelerator.prepare"
                 )
-        self._ddp_options = accelerator.ddp_handler or DistributedDataParallelKwargs()
+        earlier = accelerator.ddp_handler
+        if isinstance(earlier, GradwireHandler):  # of a training that has ended, perhaps with an exception
+            earlier._give_way()
+            earlier = earlier._ddp_options
+        self._ddp_options: Any = earlier or DistributedDataParallelKwargs()
         if getattr(self._ddp_options, "comm_hook", None) not in (DDPCommunicationHookType.NO, "no"):
             raise ValueError("this Accelerator has a communication hook already; create it without comm_hook")
         self._attach_arguments = compressor, collective, {"optimizer": optimizer, **attach_options}
         self._hook: CompressionHook | None = None
+        self._is_open = False
         accelerator.ddp_handler = self
-        accelerator.register_save_state_pre_hook(self._save)
-        accelerator.register_load_state_pre_hook(self._load)
+        self._handles = [
+            accelerator.register_save_state_pre_hook(self._save),
+            accelerator.register_load_state_pre_hook(self._load),
+        ]
 
     @property
     def hook(self) -> CompressionHook:
@@ -79,19 +86,34 @@ class GradwireHandler:
         return self._hook
 
     def close(self) -> None:
-        """Close the hook after training; every rank must call this method."""
+        """Close the hook after training; every rank must call this method. Then another model can be prepared."""
         self.hook.close()
+        self._is_open = False
 
     def to_kwargs(self) -> dict[str, Any]:
         """Return the options of DDP; Accelerate calls this method."""
         return {"gradient_as_bucket_view": True, **self._ddp_options.to_kwargs()}
 
     def register_comm_hook(self, model: DistributedDataParallel) -> None:
-        """Attach the compressor to the model; Accelerate calls this method."""
-        if self._hook is not None:
-            raise ValueError("GradwireHandler serves one model; call attach for a second one after preparing it")
+        """Attach the compressor to the model; Accelerate calls this method.
+
+        Raises:
+            ValueError: the hook of another model is open, or `attach` refuses this one.
+        """
+        if self._is_open:
+            raise ValueError(
+                "GradwireHandler serves one model at a time; close() it before you prepare another one, or wrap the "
+                "other one in DistributedDataParallel yourself and call attach"
+            )
         compressor, collective, options = self._attach_arguments
         self._hook = attach(model, compressor, collective, **options)
+        self._is_open = True
+
+    def _give_way(self) -> None:
+        if self._hook is not None:
+            self.close()
+        for handle in self._handles:
+            handle.remove()
 
     def _save(self, _: object, __: object, folder: str) -> None:
         save_rank(self.hook.state_dict(), rank_file(folder))

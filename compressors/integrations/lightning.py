@@ -64,6 +64,9 @@ class GradwireDDPStrategy(DDPStrategy):
         if getattr(self.precision_plugin, "scaler", None) is not None:
             raise ValueError(FP16_REFUSED)
         compressor, collective, options = self._attach_arguments
+        if self.hook is not None:
+            self.hook.close()  # an exception may have ended the last `fit`
+        self._has_failed = False
         self.hook = attach(self.model, compressor, collective, **options)
 
     @override

@@ -28,6 +28,7 @@ class GradwireCallback(TrainerCallback):
     """Sends the gradients of a Trainer's model through a compressor and a collective.
 
     A step in which a rank's gradient is not finite is skipped on all ranks. `set_epoch` is called before each epoch.
+    Each `train` begins with a hook of its own, also after an exception and with another batch size.
     Each rank saves its state in every checkpoint, as `gradwire-RANK.safetensors`. Training resumes from
     `checkpoint-STEP` in `output_dir`, or from the folder that `TrainingArguments.resume_from_checkpoint` names.
 
@@ -38,14 +39,14 @@ class GradwireCallback(TrainerCallback):
         attach_options: further keyword arguments of `attach`.
 
     Attributes:
-        hook: the hook of the last training, which is closed when `train` returns.
+        hook: the hook of the last training, which is closed when `train` returns; None before.
 
     Raises:
-        ValueError: the trainer does not use DDP, or uses fp16. `train` raises it for what `attach` refuses, and if the
-            checkpoint has no state of a rank.
+        ValueError: the trainer does not use DDP, or uses fp16. `train` raises it for what `attach` refuses, for a
+            second callback of this kind, and if the checkpoint has no state of a rank.
     """
 
-    hook: CompressionHook
+    hook: CompressionHook | None = None
 
     def __init__(
         self, trainer: Trainer, compressor: Compressor | str, collective: Collective | str, **attach_options: Any
@@ -54,14 +55,34 @@ class GradwireCallback(TrainerCallback):
         trainer.accelerator.ddp_handler.gradient_as_bucket_view = True
         self._trainer = trainer  # callbacks see the model without DDP around it
         self._attach_arguments = compressor, collective, attach_options
+        self._forget_evaluation()
+
+    def _forget_evaluation(self) -> None:
+        # An evaluation before `train` marks the model as prepared, and Accelerate would then not put it into DDP.
+        vars(self._trainer.model).pop("_is_accelerate_prepared", None)
+
+    @override
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._forget_evaluation()
+
+    @override
+    def on_predict(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
+    ) -> None:
+        self._forget_evaluation()
 
     @override
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         compressor, collective, options = self._attach_arguments
+        if self.hook is not None:
+            self.hook.close()  # an exception may have ended the last training
+        if self._trainer.model_wrapped is self._trainer.model:
+            raise ValueError("this trainer has two GradwireCallbacks; remove one with trainer.remove_callback")
         optimizer = self._trainer.optimizer.optimizer  # inside Accelerate's
         self.hook = attach(self._trainer.model_wrapped, compressor, collective, optimizer=optimizer, **options)
+        self._trainer.model_wrapped = self._trainer.model  # the next training, whatever ends this one, wraps it anew
         if state.global_step > 0:
             path = rank_file(args.resume_from_checkpoint or _checkpoint(args, state))
             if load_rank(self.hook, path)["weights"] != _checksum(self._trainer.model):
@@ -74,10 +95,12 @@ class GradwireCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        assert self.hook is not None
         self.hook.set_epoch(int(state.epoch or 0))
 
     @override
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        assert self.hook is not None
         weights = _checksum(self._trainer.model)
         save_rank({**self.hook.state_dict(), "weights": weights}, rank_file(_checkpoint(args, state)))
 
@@ -85,8 +108,8 @@ class GradwireCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        assert self.hook is not None
         self.hook.close()
-        self._trainer.model_wrapped = self._trainer.model  # a later `train` wraps it again
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:

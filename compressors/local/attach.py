@@ -11,6 +11,7 @@ local.close()
 """
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
@@ -18,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from collectives.base import Collective
@@ -25,6 +28,16 @@ from collectives.options import build
 from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.ddp.attach import check_types
+from compressors.ddp.attached import (
+    OPEN,
+    Attached,
+    changed_parameter,
+    check_optimizers,
+    close_earlier_hooks,
+    kind_of,
+    parameters_of,
+    unknown_parameter,
+)
 from compressors.ddp.communicator import Nonfinite, own_transport
 from compressors.ddp.hook import NonFiniteGradient, warn_of_missing_epoch
 from compressors.layer import layers_of, sparse_gradients
@@ -45,7 +58,8 @@ def attach_local(
 ) -> "LocalHook":
     """Let every rank train `model` alone, and exchange differences of parameters after every so many optimizer steps.
 
-    Every rank must call this function. The parameters and buffers of rank 0 are copied to all ranks.
+    Every rank must call this function. The parameters and buffers of rank 0 are copied to all ranks. The hook that an
+    earlier call returned for this model is closed.
 
     Args:
         model: the network, not in DDP or FSDP.
@@ -62,7 +76,7 @@ def attach_local(
     Raises:
         ValueError: `nonfinite` is none of these words; the compressor or collective does not work with local steps; the
             model is wrapped, or has complex or fp64 parameters, sparse gradients or nothing to train; an optimizer
-            exchanges something itself, or belongs to another model.
+            exchanges something itself, belongs to another model, or only wraps another optimizer.
         OptionError: an option is unknown or impossible, or a spec names no component.
     """
     if isinstance(compressor, str):
@@ -77,11 +91,13 @@ def attach_local(
     if chosen.quorum:
         raise ValueError("the process group of your script breaks when a rank is lost; leave out quorum")
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    check_optimizers(optimizers)
     chosen.check_pair(compressor, collective)
     layers = layers_of(model)
     compressor.check_compatible(collective, layers)
     check_types(layers, compressor)
     _check(model, optimizers)
+    close_earlier_hooks(layers)
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             first = tensor.contiguous()
@@ -94,7 +110,7 @@ def attach_local(
 def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     names = {cls.__name__ for cls in type(model).__mro__ if cls.__module__.startswith("torch.distributed.fsdp")}
     trainable = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-    of_optimizers = [{id(p) for group in each.param_groups for p in group["params"]} for each in optimizers]
+    of_optimizers = [set(map(id, parameters_of(each))) for each in optimizers]
     wide = [name for name, weight in model.named_parameters() if weight.dtype == torch.float64]
     of_zero = [each for each in optimizers if type(each).__name__ == "ZeroRedundancyOptimizer"]
     obstacles = (
@@ -138,9 +154,15 @@ class LocalHook(LocalSteps):
         self._epoch: int | None = None
         self._epoch_is_missing = compressor.traits.denser_epochs > 0
         self._updates = True  # false if this rank skips the step
+        self._kinds = {id(layer.weight): kind_of(layer.weight) for layer in self.layers if layer.weight is not None}
+        self._attached = Attached(model, self._why_not_exchanged)
+        self._attached.optimizers += optimizers
+        self._shows_outer = self._is_updating = self._closed = False
         self._waiting_for = self._ids = {id(each) for each in optimizers}  # optimizers that have not made this step
         self._handles = [each.register_step_pre_hook(self._before_update) for each in optimizers]
         self._handles += [each.register_step_post_hook(self._after_update) for each in optimizers]
+        self._handles.append(_watch_other_optimizers(self))
+        OPEN.add(self)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of finished epochs, which controls the density during the warm-up epochs.
@@ -152,12 +174,31 @@ class LocalHook(LocalSteps):
 
     @contextlib.contextmanager
     def outer(self) -> Iterator[None]:
-        """Let the model hold the outer copy, which is equal on all ranks, in a `with` block: to evaluate or save it."""
+        """Let the model hold the outer copy, which is equal on all ranks, in a `with` block: to evaluate or save it.
+
+        Raises:
+            RuntimeError: the model or its optimizers have changed, a parameter was changed in the block, or the hook is
+                closed.
+        """
+        if self._closed:
+            raise RuntimeError("local steps are closed, and the model has held the outer copy since; leave out outer()")
+        if self._shows_outer:  # the block around this one ends it
+            yield
+            return
+        self._check_unchanged()
+        self.check_buffers()
         self.show_outer()
+        self._shows_outer = True
         try:
             yield
+            if name := self._changed_in_outer():
+                raise RuntimeError(
+                    f"{name} was changed inside outer(), where changes are lost; make them outside of it"
+                )
         finally:
-            self.show_inner()
+            self._shows_outer = False
+            if not self._closed:
+                self.show_inner()
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -165,7 +206,7 @@ class LocalHook(LocalSteps):
 
         Save that of every rank, between two steps.
         """
-        with self.outer():
+        with contextlib.nullcontext() if self._closed else self.outer():
             return super().state_dict() | {"options": self.options.option_texts()}
 
     @override
@@ -174,33 +215,112 @@ class LocalHook(LocalSteps):
 
         Raises:
             ValueError: the state was saved with other options.
+            RuntimeError: the model holds the outer copy.
         """
         now = self.options.option_texts()
         if others := [f"{name}={value}" for name, value in state["options"].items() if now.get(name) != value]:
             raise ValueError(f"this state was saved with {', '.join(others)}; give attach_local the same options")
+        if self._shows_outer:
+            raise RuntimeError("inside outer() a state cannot be loaded; load it outside of the block")
         super().load_state_dict(state)
         self.show_inner()
 
     @override
     def close(self) -> None:
-        """Release the thread and the connections; the model then holds the outer copy. Every rank must call this."""
+        """Release the thread and the connections; the model then holds the outer copy. Every rank must call this.
+
+        Later calls do nothing.
+
+        Raises:
+            RuntimeError: a parameter has another shape than its outer copy; the model then stays as it is.
+        """
+        if self._closed:
+            return
         for handle in self._handles:
             handle.remove()
-        self.show_outer()
-        super().close()
+        OPEN.discard(self)
+        self._closed = True
+        try:
+            for layer in self.layers:
+                if layer.weight is not None and layer.weight.shape != layer.shape:
+                    raise RuntimeError(
+                        f"{layer.name} has another shape than its outer copy, so the model keeps what this rank has "
+                        "trained; call close() before such a change"
+                    )
+            self.show_outer()
+        finally:
+            super().close()
+
+    def _check_unchanged(self) -> None:
+        if reason := self._attached.change():
+            raise RuntimeError(reason)
+
+    def _why_not_exchanged(self) -> str | None:
+        """Return a sentence about a parameter that is trained but not exchanged; None without one."""
+        model, advice = self._model, "call close() before, and attach_local after such a change"
+        since = "attach_local was called"
+        if reason := changed_parameter(model, self._kinds, since=since, advice=advice, may_freeze=True):
+            return reason
+        exchanged = {
+            id(layer.weight) for hook in OPEN for layer in hook.layers
+        }  # an optimizer may serve several models
+        unknown = unknown_parameter(self._attached.optimizers, exchanged)
+        if unknown is None:
+            return None
+        return (
+            f"an optimizer updates a parameter of shape {list(unknown.shape)} that is not in the model, so it would "
+            "not be exchanged; put it into the model before attach_local, or into an optimizer of its own"
+        )
+
+    def _changed_in_outer(self) -> str | None:
+        """Return the name of a parameter that is no longer the outer copy; None if all are."""
+        if self._inner is None:  # nothing has been exchanged yet
+            return None
+        for fragment in self._fragments:
+            for layer, outer in zip(fragment.layers, fragment.split(fragment.outer), strict=True):
+                assert layer.weight is not None
+                own = layer.weight.detach().flatten()
+                if bool((own.isfinite() & (own != outer.to(own.dtype))).any()):
+                    return layer.name
+        return None
+
+    def _check_other(self, optimizer: torch.optim.Optimizer) -> None:
+        """Check that an optimizer that was not given to `attach_local` may make a step now.
+
+        Raises:
+            RuntimeError: it updates parameters in place of an optimizer whose steps are counted, or the outer copy.
+        """
+        if id(optimizer) in self._ids or self._is_updating:  # or an optimizer consists of others
+            return
+        updated = set(map(id, parameters_of(optimizer)))
+        counted = {id(parameter) for each in self._attached.optimizers for parameter in parameters_of(each)}
+        if updated & counted:
+            raise RuntimeError(
+                f"attach_local does not know this {type(optimizer).__name__}, so its steps would not be counted and "
+                "nothing would be exchanged; call close(), then attach_local with all optimizers of the model"
+            )
+        if not updated.isdisjoint(map(id, self._model.parameters())):
+            self._check_not_outer()
+            self._check_unchanged()
+
+    def _check_not_outer(self) -> None:
+        if self._shows_outer:
+            raise RuntimeError("inside outer() an optimizer's step would be lost; train outside of the block")
 
     def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if kwargs.get("closure", args[1] if len(args) > 1 else None) is not None:
             raise RuntimeError("local steps need gradients before optimizer.step(); call backward(), give no closure")
         if id(optimizer) not in self._waiting_for:
             raise RuntimeError("an optimizer made two steps while another made none; call step() of each once per step")
+        self._check_not_outer()
         if self._waiting_for == self._ids:  # the first of this step
             if self._epoch_is_missing and self.transport.rank == 0:
                 warn_of_missing_epoch(self.reducer.compressor)
             self._epoch_is_missing = False
+            self._check_unchanged()
             self.start_step(self.step_of(self._steps, self._epoch, self._seed))
             self._updates = True
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = parameters_of(optimizer)
         ids = {id(parameter) for parameter in parameters}
         is_ready = self.prepare_gradients_([layer for layer in self.layers if id(layer.weight) in ids])
         if not is_ready and self._nonfinite == "raise":
@@ -209,9 +329,24 @@ class LocalHook(LocalSteps):
         if not self._updates:
             for parameter in parameters:
                 parameter.grad = None
+        self._is_updating = True
 
     def _after_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._is_updating = False
         self._waiting_for = self._waiting_for - {id(optimizer)}
         if not self._waiting_for:
             self._waiting_for = self._ids
             self.after_update()
+
+
+def _watch_other_optimizers(hook: LocalHook) -> RemovableHandle:
+    """Let a hook hear of every optimizer's step, as long as somebody else holds the hook."""
+    held = weakref.ref(hook)
+
+    def before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if (hook := held()) is not None:
+            hook._check_other(optimizer)
+
+    handle = register_optimizer_step_pre_hook(before_update)
+    weakref.finalize(hook, handle.remove)
+    return handle

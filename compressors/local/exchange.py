@@ -81,15 +81,15 @@ class LocalSteps(CompressedCommunicator):
         super().__init__(layers_of(model), reducer_for(compressor), collective, transport)
         self.options = options
         self._fragments = [Fragment(layers) for layers in dealt(model, options.fragments)]
-        saved = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
-        self._buffers = [buffer for buffer in model.buffers() if id(buffer) in saved]  # others are constants
+        self._model = model
         self._plain = self.bind(Ring())  # for buffers
         self._numel_of = {layer.id: layer.numel for layer in self.layers}
         self._nonfinite = nonfinite
         self._steps = self._number = 0  # steps made, exchanges begun
         self._weight = 1.0  # of this rank's difference in the mean over ranks; 1 on average
         self._under_way: Exchange | None = None
-        self._outer_buffers = [buffer.clone() for buffer in self._buffers]  # as of the last exchange
+        self._buffer_places = _buffer_places(model)
+        self._outer_buffers = [buffer.clone() for buffer in self._buffers()]  # as of the last exchange
         # This rank's parameters and buffers while the model holds the outer copy.
         self._inner: list[torch.Tensor] | None = None
         self._thread = None
@@ -164,6 +164,28 @@ class LocalSteps(CompressedCommunicator):
         """Return the report of the step."""
         return self._report
 
+    def check_buffers(self) -> None:
+        """Check that the model has the buffers that are exchanged.
+
+        Raises:
+            RuntimeError: one was added, removed or given another shape.
+        """
+        now = [getattr(module, name).shape for module, name in _buffer_places(self._model)]
+        if now != [outer.shape for outer in self._outer_buffers]:
+            raise RuntimeError(
+                "a buffer of the model was added, removed or given another shape after local steps began; call close() "
+                "before, and attach_local after such a change"
+            )
+
+    def begin_interval(self) -> None:
+        """Go on as right after an exchange, to measure times; drop the exchange that is under way.
+
+        Every rank must call this method, between two steps. Parameters are then no longer those of a training.
+        """
+        self._settle()
+        self._under_way = None
+        self._steps = self.options.start_after
+
     @torch.no_grad()
     def show_outer(self) -> None:
         """Let the model hold the outer copy and the buffers of the last exchange, until `show_inner` or a new step."""
@@ -172,7 +194,7 @@ class LocalSteps(CompressedCommunicator):
             self._inner = [tensor.clone() for tensor in self._own()]
             for fragment in self._fragments:
                 fragment.adopt()
-            for buffer, outer in zip(self._buffers, self._outer_buffers, strict=True):
+            for buffer, outer in zip(self._buffers(), self._outer_buffers, strict=True):
                 buffer.copy_(outer)
 
     @torch.no_grad()
@@ -290,7 +312,8 @@ class LocalSteps(CompressedCommunicator):
 
     def _buffers_to_send(self) -> list[torch.Tensor]:
         """Return copies of the buffers, with the outer copy's elements where the rank's own are not finite."""
-        pairs = zip(self._buffers, self._outer_buffers, strict=True)
+        self.check_buffers()
+        pairs = zip(self._buffers(), self._outer_buffers, strict=True)
         return [torch.where(buffer.isfinite(), buffer, outer) for buffer, outer in pairs]
 
     def _share_buffers_(self, buffers: Sequence[torch.Tensor]) -> None:
@@ -315,12 +338,16 @@ class LocalSteps(CompressedCommunicator):
 
     def _adopt_buffers(self, buffers: list[torch.Tensor]) -> None:
         self._outer_buffers = buffers
-        for buffer, outer in zip(self._buffers, buffers, strict=True):
+        for buffer, outer in zip(self._buffers(), buffers, strict=True):
             buffer.copy_(outer)
+
+    def _buffers(self) -> list[torch.Tensor]:
+        # code may have put other tensors in their places
+        return [getattr(module, name) for module, name in self._buffer_places]
 
     def _own(self) -> list[torch.Tensor]:
         weights = [layer.weight.detach() for layer in self.layers if layer.weight is not None]
-        return [*weights, *self._buffers]
+        return [*weights, *self._buffers()]
 
     def _settle(self) -> None:
         """Wait until the thread has ended the exchange that is under way; its result is used when it is due."""
@@ -335,6 +362,17 @@ class LocalSteps(CompressedCommunicator):
         encoded = [EncodedLayer(layer=layer_of[each["layer"]], **each["of_layer"]) for each in saved["encoded"]]
         exchange.done.set_result(StepReport(**saved["seconds"], encoded=encoded))
         return exchange
+
+
+def _buffer_places(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Return where the buffers are that the model saves; others are constants. A shared one counts once."""
+    saved = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
+    places: dict[int, tuple[nn.Module, str]] = {}
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if id(buffer) in saved:
+                places.setdefault(id(buffer), (module, name))
+    return list(places.values())
 
 
 def _compute_on(device: torch.device) -> None:

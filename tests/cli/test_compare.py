@@ -5,7 +5,6 @@ import io
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -204,25 +203,27 @@ REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "ci.csv"
 
 
 @pytest.mark.parametrize(
-    ("column", "factor", "said"),
+    ("columns", "said"),
     [
-        ("payload_bytes_per_step", 1.02, r"payload_bytes_per_step was .*\(\+2\.0%\)"),
-        ("test_accuracy", 0.99, "test_accuracy"),
+        (("payload_bytes_per_step", "activation_bytes_per_step"), r" was .*\(\+2\.0%\)"),
+        (("test_bits_per_byte", "test_accuracy"), " was "),
     ],
+    ids=["bytes", "quality"],
 )
-def test_the_committed_reference_notices_what_changes(tmp_path: Path, column: str, factor: float, said: str) -> None:
+def test_the_committed_reference_notices_what_changes(tmp_path: Path, columns: tuple[str, ...], said: str) -> None:
     with REFERENCE.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     gate = ("--metric", "test_accuracy", "--reference", REFERENCE)
     assert bench_compare(REFERENCE, *gate).code == 0
     for number, row in enumerate(rows):
-        changed = [each | {column: repr(float(each[column]) * factor)} if each is row else each for each in rows]
+        column = next(name for name in columns if float(row[name] or 0))  # a run sends gradients, or activations
+        changed = [each | {column: repr(float(each[column]) * 1.02)} if each is row else each for each in rows]
         path = tmp_path / f"{number}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, rows[0])
             writer.writeheader()
             writer.writerows(changed)
-        with pytest.raises(Regression, match=f"{row['name']} seed {row['seed']}: {said}"):
+        with pytest.raises(Regression, match=f"{row['name']} seed {row['seed']}: {column}{said}"):
             bench_compare(path, *gate)
 
 
@@ -298,7 +299,7 @@ def test_help_shows_examples_and_panels() -> None:
         assert expected in text
 
 
-def test_help_is_quick_and_needs_neither_torch_nor_pandas() -> None:
+def test_help_needs_neither_torch_nor_pandas() -> None:
     program = (
         "import sys, typer\n"
         "from bench.cli.compare import compare\n"
@@ -308,9 +309,7 @@ def test_help_is_quick_and_needs_neither_torch_nor_pandas() -> None:
         "heavy = {'torch', 'pandas', 'numpy', 'scipy', 'matplotlib'} & set(sys.modules)\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
     )
-    started = time.perf_counter()
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE)
-    assert time.perf_counter() - started < 5.0  # far below a second on an idle machine
 
 
 def test_comparing_needs_no_torch_and_no_data_frames(runs: Path) -> None:

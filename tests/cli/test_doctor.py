@@ -11,6 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from bench.cli import doctor
+from bench.core import environment
 from bench.core.errors import Interrupted, UsageError
 from bench.hosts import support
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
@@ -113,6 +114,15 @@ def test_load(busy: float, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "usable_cores", lambda: 2)
     monkeypatch.setattr("os.getloadavg", lambda: (busy, 9.0, 9.0))
     assert doctor.load().level == level
+
+
+def test_ranks_share_the_cores_of_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    for module in (environment, doctor):
+        monkeypatch.setattr(module, "cpu_quota", lambda: 2.0)
+    cores = doctor.cores(4)
+    assert (cores.level, cores.fix) == ("warn", "use --world-size 2 or fewer if times matter")
+    assert cores.finding.startswith("4 ranks share 2 cores (the CPU quota is 2 cores), so step times")
 
 
 def test_a_missing_package_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,6 @@ def shell(line: str, folder: Path, **variables: str) -> Answer:
         capture_output=True,
         text=True,
         errors="replace",
-        timeout=60,
         check=False,
     )
     return Answer(done.returncode, done.stdout, done.stderr)
@@ -118,7 +117,9 @@ def test_a_reader_that_goes_away(command: str, folder: Path) -> None:
     assert answer.error == "bench: the program that reads the output ended before all of it was written\n"
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+@pytest.mark.parametrize(
+    "encoding", ["ascii", *(pytest.param(other, marks=pytest.mark.long) for other in ("latin-1", "cp1252"))]
+)
 @pytest.mark.parametrize("command", ["--help", "compare good.csv", "compare good.csv --format markdown"])
 def test_an_encoding_that_lacks_a_sign(command: str, encoding: str, folder: Path) -> None:
     answer = shell(f"bench {command}", folder, PYTHONIOENCODING=encoding)
@@ -149,21 +150,22 @@ def test_a_disk_that_is_full_before_the_run_starts(folder: Path) -> None:
 
 SHORT = "--dataset digits --model linear --steps 2 --train-size 64 --test-size 32 --batch-size 8 --out runs"
 ALL_CLOSED = ">&- 2>&- <&-"
-# True: the command starts processes and takes seconds.
-STREAM_COMMANDS = (
-    ("list", False),
-    ("compare good.csv", False),
-    (f"run {SHORT}", True),
-    ("sweep one.toml --out runs", True),
+ONE_CLOSED = (">&-", "2>&-", "<&-")
+# The second: what is closed in the tests that are not long; jobs take seconds.
+STREAM_COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("list", ()),
+    ("compare good.csv", (*ONE_CLOSED, ALL_CLOSED)),
+    (f"run {SHORT}", (ALL_CLOSED,)),
+    ("sweep one.toml --out runs", ()),
 )
 
 
 @pytest.mark.parametrize(
     ("command", "closed"),
     [
-        pytest.param(command, closed, marks=[pytest.mark.long] if is_job and closed != ALL_CLOSED else [])
-        for command, is_job in STREAM_COMMANDS
-        for closed in (">&-", "2>&-", "<&-", ALL_CLOSED)
+        pytest.param(command, closed, marks=[] if closed in usual else [pytest.mark.long])
+        for command, usual in STREAM_COMMANDS
+        for closed in (*ONE_CLOSED, ALL_CLOSED)
     ],
 )
 def test_closed_standard_streams(command: str, closed: str, folder: Path) -> None:

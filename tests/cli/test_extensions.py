@@ -129,7 +129,6 @@ def run_copy(program: Path, *arguments: str) -> Answer:
         env=os.environ | {"PYTHONPATH": str(program), "COLUMNS": "200"},
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
     )
     return Answer(done.returncode, done.stdout, done.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import math
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from bench.api.keywords import KEYWORDS
 from bench.api.progress import LiveLine, warn
 from bench.api.run_options import RunOptions
 from bench.cli.reference_pages import KEYWORD_TYPES, keyword_types
+from bench.core.config.run import RunConfig
 from bench.core.schema import METRICS
 from bench.launch.refusals import outcomes_without_torch
 from tests.testing.fake_rows import fake_seeds, topk_seeds, write_runs
@@ -112,6 +114,11 @@ def test_compare_gives_the_rows_of_the_command(tmp_path: Path, capsys: pytest.Ca
         (lambda: bench.run(seeds=[]), "is not a list of seeds"),
         (lambda: bench.run(seeds=3), "seeds=3 is not possible: give a text such as '1-5', or a list"),  # type: ignore[arg-type]
         (lambda: bench.run(compressor=3), "compressor=3 is not possible: give a text such as"),  # type: ignore[arg-type]
+        (lambda: bench.run(compressor={"topk": 1}), "compressor={'topk': 1} is not possible: give a text such as"),
+        (lambda: bench.run(out=3), "out=3 is not possible: give the path of a folder"),  # type: ignore[arg-type]
+        (lambda: bench.run(resume=3), "resume=3 is not possible: give the path of a folder"),  # type: ignore[arg-type]
+        (lambda: bench.run(resume="x", world_size="two"), "--world-size two is not possible: give a whole number"),  # type: ignore[typeddict-item]
+        (lambda: bench.run(resume="x", resume_residuals="add"), "give sum or drop"),  # type: ignore[arg-type]
         (lambda: bench.run(resume="x", epochs=3, seeds=[1]), "configuration; leave out epochs, seeds"),
         (lambda: bench.run(resume="x"), "x is not a run folder"),
         (lambda: bench.run(resume_residuals="sum"), "add --resume and --world-size"),
@@ -125,6 +132,25 @@ def test_errors_are_raised_as_one_sentence(call: Callable[[], object], sentence:
         call()
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("keyword", [keyword for keyword in KEYWORDS if keyword != "compressor"])
+def test_an_option_of_another_type_is_refused_with_what_is_wanted(keyword: str) -> None:
+    option = next(each for each in RunConfig.options() if each.name == KEYWORDS[keyword])
+    wrong: list[Any] = [[1], {"a": 1}, math.nan]
+    wrong += [] if option.cell_type is bool else [True]
+    wrong += [] if option.cell_type in (int, float) else [50, 5.5]
+    for value in wrong:
+        with pytest.raises(bench.UsageError) as caught:
+            bench.run(**{keyword: value})  # type: ignore[misc]
+        assert str(caught.value).startswith(f"{option.flag_name} {value} is not possible: give ")
+        if option.value_type in (str, str | None):
+            assert str(caught.value).endswith(f": give text in quotes ({option.meaning})")
+
+
+def test_a_path_is_as_good_as_its_text(tmp_path: Path) -> None:
+    with pytest.raises(bench.UsageError, match=r"the cluster file .*hosts\.toml cannot be read"):
+        bench.run(cluster=tmp_path / "hosts.toml")  # type: ignore[typeddict-item]
 
 
 @pytest.mark.long
@@ -204,7 +230,7 @@ def test_ctrl_c_raises_and_python_goes_on(tmp_path: Path) -> None:
         lines = iter(process.stderr.readline, "")
         assert any("accuracy" in line for line in lines)  # wait for the first evaluation
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate()
     assert process.returncode == 0
     assert out.startswith("raised: stopped by the user; the rows so far are kept in ")
     assert bench.load(tmp_path)["status"].iloc[-1] == "interrupted"
@@ -222,7 +248,7 @@ assert not hasattr(bench, "jump")
 
 def test_the_functions_are_imported_without_torch_and_pandas() -> None:
     with python(STARTED) as process:
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate()
     assert process.returncode == 0, error
 
 

@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.testing.invoke import execute, only_run, rows
+from tests.testing.invoke import invoke, only_run, rows
 
 EPOCHS, BATCH, WORLD_SIZE, TRAIN_SIZE = 2, 16, 2, 320
 STEPS_PER_EPOCH = TRAIN_SIZE // WORLD_SIZE // BATCH
 
+pytestmark = pytest.mark.usefixtures("forked_here")
+
 
 def train(out: Path, strategy: str) -> list[dict[str, str]]:
     """Run a job, and return its rows."""
-    answer = execute(
+    answer = invoke(
         "run", "--model", "linear", "--train-size", str(TRAIN_SIZE), "--test-size", "64", "--batch-size", str(BATCH),
         "--epochs", str(EPOCHS), "--collective", "server", "--strategy", strategy, "--straggler", "rank=1,slowdown=40",
         "--threads", "1", "--out", str(out),
@@ -23,7 +25,6 @@ def train(out: Path, strategy: str) -> list[dict[str, str]]:
     return rows(only_run(out))
 
 
-@pytest.mark.timeout(240)
 def test_nobody_waits_for_a_slow_rank(tmp_path: Path) -> None:
     waiting, free = train(tmp_path / "ddp", "ddp"), train(tmp_path / "asp", "async_server:mode=asp")
     for run in (waiting, free):

@@ -7,13 +7,9 @@ import http.server
 import threading
 from pathlib import Path
 
-import pytest
-
 from tests.testing.invoke import execute, only_run, rows
 from tests.testing.plugins import install_entry_points
 from tests.testing.small_cifar10 import ARCHIVE
-
-pytestmark = pytest.mark.timeout(300)
 
 
 def test_the_archive_is_fetched_and_trained_on(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from bench.optimizers.kronecker import owned
 from collectives.payloads.bundle import Bundle
-from tests.testing.invoke import execute, invoke, only_run, rows
+from tests.testing.invoke import invoke, only_run, rows
 
 WORLD_SIZE, STEPS, EVERY = 2, 8, 3
 MOMENTS = "kfac:inner=max_adabelief"
@@ -17,9 +17,11 @@ UPDATES = 3  # at steps 0, 3 and 6
 SIZES = [27, 2, 18, 4, 36, 8, 72, 8, 129, 4, 5, 10]
 HALVES = [size * (size + 1) // 2 for size in SIZES]
 
+pytestmark = pytest.mark.usefixtures("forked_here")
+
 
 def run(out: Path, optimizer: str) -> dict[str, str]:
-    answer = execute(
+    answer = invoke(
         "run", "--model", "small_cnn:width=2,hidden=4", "--optimizer", optimizer, "--steps", str(STEPS),
         "--train-size", "64", "--test-size", "32", "--batch-size", "8", "--threads", "1", "--out", str(out),
     )  # fmt: skip
@@ -31,7 +33,6 @@ def run(out: Path, optimizer: str) -> dict[str, str]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
 def test_factors_travel_as_triangles_and_as_cholesky_factors(tmp_path: Path) -> None:
     triangle = run(tmp_path / "triangle", f"kfac:update_every={EVERY}")
     cholesky = run(tmp_path / "cholesky", f"kfac:update_every={EVERY},transfer=cholesky,collective=allgather")
@@ -45,7 +46,6 @@ def test_factors_travel_as_triangles_and_as_cholesky_factors(tmp_path: Path) -> 
     assert triangle["payload_bytes_per_step"] == cholesky["payload_bytes_per_step"]
 
 
-@pytest.mark.timeout(240)
 def test_moments_and_factors_are_booked_apart(tmp_path: Path) -> None:
     """Both moments count as gradient bytes and the factors as state, each as in a run without the other."""
     chosen = f"kfac:update_every={EVERY},transfer=cholesky,collective=ring"
@@ -59,7 +59,7 @@ def test_moments_and_factors_are_booked_apart(tmp_path: Path) -> None:
 
 
 def test_without_factors_their_columns_are_empty(tmp_path: Path) -> None:
-    answer = execute(
+    answer = invoke(
         "run", "--model", "linear", "--steps", "2", "--train-size", "64", "--test-size", "32", "--batch-size", "8",
         "--threads", "1", "--out", str(tmp_path),
     )  # fmt: skip

@@ -10,16 +10,16 @@ import pytest
 from bench.core.schema import LAYERS, METRICS
 from bench.models.cnn import SmallCnn
 from tests.cli.test_run_resumed import repeating
-from tests.testing.invoke import execute, only_run, rows
+from tests.testing.invoke import execute, invoke, only_run, rows
 from tests.testing.plugins import install
-
-pytestmark = pytest.mark.timeout(240)
 
 RUN = ("run", "--threads", "1", "--train-size", "128", "--test-size", "64", "--batch-size", "16")
 
+pytestmark = pytest.mark.usefixtures("forked_here")
+
 
 def train(out: Path, *arguments: str) -> list[dict[str, str]]:
-    answer = execute(*RUN, *arguments, "--out", str(out))
+    answer = invoke(*RUN, *arguments, "--out", str(out))
     assert answer.code == 0, answer.error
     return rows(only_run(out))
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.testing.invoke import decoys, only_run, processes_of, rows, start, status
+from tests.testing.invoke import decoys, invoke, only_run, processes_of, rows, start, status
 from tests.testing.plugins import install
+
+pytestmark = pytest.mark.usefixtures("forked_here")
 
 
 def free_port() -> int:
@@ -20,19 +22,18 @@ def free_port() -> int:
         return port
 
 
-@pytest.mark.timeout(180)
 def test_two_launchers_train_one_model_and_machine_0_holds_the_results(tmp_path: Path) -> None:
     """Each rank keeps only its own samples there, and trains as ranks that share one copy do."""
     command = (
         "run", "--world-size", "4", "--threads", "1", "--model", "linear", "--train-size", "256", "--test-size", "64",
-        "--batch-size", "8", "--steps", "20", "--compressor", "topk", "--collective", "ring", "--timeout", "30",
+        "--batch-size", "8", "--steps", "20", "--compressor", "topk", "--collective", "ring",
         "--partition", "dirichlet:alpha=0.5",
     )  # fmt: skip
     place = decoys(tmp_path)
     where = ("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
     machines = [start(*command, *where, "--node-rank", str(rank), "--out", str(rank), cwd=place) for rank in range(2)]
     try:
-        said = [machine.communicate(timeout=150)[1] for machine in machines]
+        said = [machine.communicate()[1] for machine in machines]
     finally:
         for machine in machines:
             machine.kill()
@@ -44,9 +45,8 @@ def test_two_launchers_train_one_model_and_machine_0_holds_the_results(tmp_path:
     assert (row["status"], row["step"], row["samples"], row["replicas_in_sync"]) == ("ok", "20", "640", "true")
     assert (row["hosts"], row["ranks_per_host"], row["world_size"]) == ("2", "2", "4")
     assert not (folders[1] / "metrics.csv").exists()
-    here = start(*command, "--out", "here", cwd=place)
-    here.communicate(timeout=150)
-    assert here.returncode == 0
+    here = invoke(*command, "--out", str(tmp_path / "here"))
+    assert here.code == 0, here.error
     expected = rows(only_run(tmp_path / "here"))[-1]
     same = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "payload_bytes_per_step", "label_skew")
     assert {name: row[name] for name in same} == {name: expected[name] for name in same}
@@ -55,8 +55,24 @@ def test_two_launchers_train_one_model_and_machine_0_holds_the_results(tmp_path:
     assert [sum(samples for rank, samples in counts if rank == own) for own in range(4)] == [64] * 4
 
 
-@pytest.mark.long
 @pytest.mark.timeout(240)
+def test_machines_whose_data_differ_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import numpy as np\n\n\ndef load():\n"
+        "    return [(np.random.default_rng().random((64, 3, 32, 32)), np.arange(64) % 3)] * 2\n",
+        encoding="utf-8",
+    )
+    command = (
+        "run", "--world-size", "2", "--threads", "1", "--model", "linear", "--dataset", "own.py:load", "--steps", "2",
+        "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--timeout", "30",
+    )  # fmt: skip
+    machines = [start(*command, "--node-rank", str(node), "--out", str(node), cwd=tmp_path) for node in range(2)]
+    said = [machine.communicate(timeout=200)[1] for machine in machines]
+    assert [machine.returncode for machine in machines] == [3, 3], said
+    assert "ranks loaded different data with one seed; own.py:load must draw from torch, numpy.random or" in said[0]
+
+
+@pytest.mark.long
 def test_a_machine_that_is_lost_returns_by_the_same_command(tmp_path: Path) -> None:
     # The compressor sleeps while it encodes, so that the run outlasts the return.
     command = (
@@ -76,13 +92,13 @@ def test_a_machine_that_is_lost_returns_by_the_same_command(tmp_path: Path) -> N
         for process in processes_of(only_run(tmp_path / "second")):
             if "torch.distributed.run" not in (line := process.cmdline()) and "bench.train.worker" in line:
                 process.kill()
-        _, error = machines[1].communicate(timeout=60)
+        _, error = machines[1].communicate()
         assert machines[1].returncode == 3
         assert "rank 1 was killed by SIGKILL" in error
         machines.append(start(*again, **told))
-        _, error = machines[2].communicate(timeout=150)
+        _, error = machines[2].communicate()
         assert machines[2].returncode == 0, error
-        _, error = machines[0].communicate(timeout=60)
+        _, error = machines[0].communicate()
         assert machines[0].returncode == 0, error
     finally:
         for machine in machines:

@@ -10,15 +10,17 @@ import pytest
 from bench.models.cnn import SmallCnn
 from bench.optimizers.matrices import hidden_layers
 from compressors.layer import layers_of
-from tests.testing.invoke import execute, only_run, rows
+from tests.testing.invoke import invoke, only_run, rows
 
 LAYERS = layers_of(SmallCnn().build(10))
 HIDDEN = hidden_layers(LAYERS)
 
+pytestmark = pytest.mark.usefixtures("forked_here")
+
 
 def train(out: Path, *options: str) -> dict[str, str]:
     """Run a job on two ranks, and return its last row."""
-    answer = execute(
+    answer = invoke(
         "run", "--model", "small_cnn", "--train-size", "320", "--test-size", "64", "--batch-size", "16", "--steps",
         "6", "--collective", "ring", "--threads", "1", "--out", str(out), *options,
     )  # fmt: skip
@@ -28,7 +30,6 @@ def train(out: Path, *options: str) -> dict[str, str]:
     return row
 
 
-@pytest.mark.timeout(240)
 def test_dion_sends_factors(tmp_path: Path) -> None:
     row = train(tmp_path, "--optimizer", "dion:rank_fraction=0.1")
     numel = sum(layer.numel for layer in LAYERS)
@@ -39,7 +40,6 @@ def test_dion_sends_factors(tmp_path: Path) -> None:
     assert float(row["state_bytes_per_step"]) == 0
 
 
-@pytest.mark.timeout(240)
 def test_muon_sends_compressed_gradients_and_updated_matrices(tmp_path: Path) -> None:
     row = train(tmp_path, "--optimizer", "muon:shard=true", "--compressor", "bf16")
     assert float(row["payload_bytes_per_step"]) == 2 * sum(layer.numel for layer in LAYERS)

@@ -7,29 +7,32 @@ from pathlib import Path
 
 import pytest
 
-from tests.testing.invoke import execute, invoke
+from tests.testing.invoke import invoke
 
-SMALL = ("run", "--model", "linear", "--train-size", "64", "--test-size", "32", "--batch-size", "16", "--steps", "2")
+SMALL = (
+    "run", "--model", "linear", "--train-size", "64", "--test-size", "32", "--batch-size", "16", "--steps", "2",
+    "--threads", "1",
+)  # fmt: skip
 METHODS = ("--compressor", "none,topk:ratio=0.1,value_dtype=fp32", "--compressor", "powersgd")
 NAMES = {"none", "topk:ratio=0.1,value_dtype=fp32", "powersgd"}
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.usefixtures("forked_here")
 
 
 def test_several_methods_end_with_their_comparison(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    answer = execute(*SMALL, *METHODS, "--seeds", "1,2", "--out", str(out))
+    answer = invoke(*SMALL, *METHODS, "--seeds", "1,2", "--out", str(out))
     assert answer.code == 0, answer.error
     assert len(list(out.iterdir())) == 6
     assert "every row against none + native" in answer.out
     assert "seeds=2 each" in answer.out
     assert answer.error.splitlines()[-1] == f"next: bench report {out}"
-    single = execute(*SMALL, "--out", str(out))
+    single = invoke(*SMALL, "--out", str(out))
     assert single.error.splitlines()[-1] == f"next: bench compare {out}"
 
 
 def test_as_json_they_are_one_list_that_names_each_method_and_nothing_else_is_printed(tmp_path: Path) -> None:
-    answer = execute(*SMALL, "--compressor", "powersgd,none", "--json", "--out", str(tmp_path))
+    answer = invoke(*SMALL, "--compressor", "powersgd,none", "--json", "--out", str(tmp_path))
     runs = json.loads(answer.out)
     assert {(run["compressor"], run["seed"], run["status"]) for run in runs} == {
         ("powersgd", 1, "ok"),
@@ -40,7 +43,7 @@ def test_as_json_they_are_one_list_that_names_each_method_and_nothing_else_is_pr
 
 def test_a_failed_method_is_a_row_and_the_others_go_on(tmp_path: Path) -> None:
     far = ("--lr", "1e12", "--optimizer", "sgd:weight_decay=1", "--steps", "50")
-    answer = execute(*SMALL, *far, "--compressor", "none,sign", "--seeds", "1,2", "--out", str(tmp_path))
+    answer = invoke(*SMALL, *far, "--compressor", "none,sign", "--seeds", "1,2", "--out", str(tmp_path))
     assert answer.code == 3
     assert len(list(tmp_path.iterdir())) == 4
     assert "of 4 runs failed, the last one with: " in answer.error
@@ -80,9 +83,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(
 
 
 def test_a_first_run_is_followed_by_the_runs_to_compare_it_with(tmp_path: Path) -> None:
-    answer = execute(
-        *SMALL, "--compressor", "topk:ratio=0.1,value_dtype=fp32", "--seeds", "1,2", "--out", str(tmp_path)
-    )
+    answer = invoke(*SMALL, "--compressor", "topk:ratio=0.1,value_dtype=fp32", "--seeds", "1,2", "--out", str(tmp_path))
     command = answer.error.splitlines()[-1].removeprefix("next: bench ").split()
     assert invoke(*command, "--dry-run", "--json").code == 0
     assert "none,topk:ratio=0.1,value_dtype=fp32" in command

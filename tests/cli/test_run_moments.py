@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.testing.invoke import execute, only_run, rows
+from tests.testing.invoke import invoke, only_run, rows
+
+pytestmark = pytest.mark.usefixtures("forked_here")
 
 
 def train(out: Path, optimizer: str, *more: str) -> dict[str, str]:
     """Run a job on two ranks, and return its last row."""
-    answer = execute(
+    answer = invoke(
         "run", "--model", "linear", "--train-size", "320", "--test-size", "64", "--batch-size", "16", "--epochs", "2",
         "--collective", "ring", "--optimizer", optimizer, "--threads", "1", "--out", str(out), *more,
     )  # fmt: skip
@@ -21,7 +23,6 @@ def train(out: Path, optimizer: str, *more: str) -> dict[str, str]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
 def test_two_exchanges_per_step_are_counted(tmp_path: Path) -> None:
     moments = train(tmp_path / "moments", "max_adabelief")
     gradient = train(tmp_path / "gradient", "max_adabelief:mode=gradient")
@@ -34,7 +35,6 @@ def test_two_exchanges_per_step_are_counted(tmp_path: Path) -> None:
     assert float(moments["effective_density"]) == 2 * float(gradient["effective_density"]) == 2
 
 
-@pytest.mark.timeout(240)
 def test_compressed_means_and_whole_maxima_share_a_row(tmp_path: Path) -> None:
     row = train(tmp_path, "max_adabelief", "--compressor", "topk:ratio=0.01,value_dtype=fp32", "--trigger", "sync")
     assert row["replicas_in_sync"] == "true"
@@ -55,7 +55,6 @@ DEMO = 32 + 24 + 48 * 32 * 4 + 1920 + 72
 BITS = (28 + 1921) + 32 + (28 + 1919 + 5) + 32
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("optimizer", "nbytes"),
     [

@@ -19,10 +19,12 @@ SMALL = (
     "--threads", "1", "--save-model",
 )  # fmt: skip
 
+pytestmark = pytest.mark.usefixtures("forked_here")
+
 
 def train(out: Path, *options: str) -> list[dict[str, str]]:
     """Run a job, and return its rows."""
-    answer = execute("run", *SMALL, *options, "--out", str(out))
+    answer = invoke("run", *SMALL, *options, "--out", str(out))
     assert answer.code == 0, answer.error
     return rows(only_run(out))
 
@@ -51,7 +53,6 @@ def test_a_model_larger_than_the_way_to_its_devices_is_loaded(tmp_path: Path) ->
     assert float(row["cpu_s_per_step"]) > 0
 
 
-@pytest.mark.timeout(300)
 def test_layers_on_four_devices_train_as_one_process_does(tmp_path: Path) -> None:
     alone = train(tmp_path / "alone", "--world-size", "1")
     placed = train(tmp_path / "placed", "--strategy", f"placed:devices={CXL},activations=turns")
@@ -104,7 +105,6 @@ strategy = "placed:by=both,devices=HOSTS"
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 def test_replicas_on_devices_train_as_ranks_on_the_pool_do(tmp_path: Path) -> None:
     devices = {"TWO": device_file(tmp_path, gpu=2), "FOUR": device_file(tmp_path, gpu=2, fpga=2), "HOSTS": TWO_HOSTS}
     file = tmp_path / "replicas.toml"
@@ -124,22 +124,19 @@ def test_replicas_on_devices_train_as_ranks_on_the_pool_do(tmp_path: Path) -> No
     assert not any({source[-1], to[-1]} == {"0", "1"} for source, to in links)  # no replica spans two hosts
 
 
-@pytest.mark.timeout(200)
 def test_a_killed_device_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     process = start(
         "run", "--model", "linear", "--train-size", "320", "--test-size", "64", "--batch-size", "8", "--epochs", "5000",
-        "--strategy", f"placed:by=data,devices={device_file(tmp_path, gpu=2)}", "--timeout", "20",
+        "--strategy", f"placed:by=data,devices={device_file(tmp_path, gpu=2)}",
         "--out", str(tmp_path / "out"),
     )  # fmt: skip
-    deadline = time.monotonic() + 100
     while not (list(tmp_path.glob("out/*/metrics.csv")) and len(rows(only_run(tmp_path / "out"))) > 1):
         assert process.poll() is None
-        assert time.monotonic() < deadline
         time.sleep(0.05)
     folder = only_run(tmp_path / "out")
     (victim,) = (p for p in processes_of(folder) if has_open(p, "/2/stdout.log") and not has_open(p, "/1/stdout.log"))
     victim.send_signal(signal.SIGKILL)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate()
     assert process.returncode == 3
     assert "device gpu1 (rank 2) was killed by SIGKILL" in error
     assert rows(folder)[-1]["status"] == "failed"
@@ -151,7 +148,6 @@ def has_open(process: psutil.Process, part: str) -> bool:
     return any(part in file.path for file in process.open_files())
 
 
-@pytest.mark.usefixtures("planned_here")
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -187,7 +183,6 @@ def test_what_placed_refuses_is_one_sentence(options: list[str], sentence: str, 
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.long
 def test_images_of_another_size_are_dealt_like_others(tmp_path: Path) -> None:
     options = (
@@ -203,7 +198,6 @@ def test_images_of_another_size_are_dealt_like_others(tmp_path: Path) -> None:
     assert_same_weights(only_run(tmp_path / "placed"), only_run(tmp_path / "ddp"))
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.long
 def test_an_optimizer_that_exchanges_moments_does_so_among_devices(tmp_path: Path) -> None:
     options = ("--optimizer", "max_adabelief", "--collective", "ring")

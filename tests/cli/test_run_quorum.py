@@ -11,21 +11,21 @@ import pytest
 
 from bench.core.run_folder import RunFolder
 from bench.hosts.support import hosts_supported
-from tests.testing.invoke import execute, only_run, processes_of, rows, start
+from tests.testing.invoke import execute, invoke, only_run, processes_of, rows, start
 from tests.testing.plugins import install
-
-pytestmark = pytest.mark.timeout(240)
 
 RUN = ("run", "--dataset", "digits", "--threads", "1", "--batch-size", "16")
 QUICK = (*RUN, "--model", "linear", "--train-size", "128", "--test-size", "64", "--steps", "48", "--eval-every", "16")
+
+pytestmark = pytest.mark.usefixtures("forked_here")
 
 
 def test_ranks_that_stay_make_the_rows_of_local_without_a_quorum(tmp_path: Path) -> None:
     found = []
     for strategy in ("local:steps=4", "local:steps=4,quorum=3"):
         out = tmp_path / strategy
-        answer = execute(*QUICK, "--strategy", strategy, "--compressor", "topk:ratio=0.1", "--collective", "ring",
-                         "--world-size", "3", "--out", str(out))  # fmt: skip
+        answer = invoke(*QUICK, "--strategy", strategy, "--compressor", "topk:ratio=0.1", "--collective", "ring",
+                        "--world-size", "3", "--out", str(out))  # fmt: skip
         assert answer.code == 0, answer.error
         found.append(rows(only_run(out)))
     plain, with_quorum = found
@@ -54,8 +54,8 @@ def test_a_rank_killed_in_a_sum_returns_and_the_others_wait_for_the_quorum(tmp_p
 
 
 def test_ranks_leave_without_an_error_once_rank_0_has_reached_the_target(tmp_path: Path) -> None:
-    answer = execute(*QUICK, "--strategy", "local:steps=4,quorum=1", "--world-size", "3", "--target-accuracy", "0.01",
-                     "--stop-at-target", "--out", str(tmp_path))  # fmt: skip
+    answer = invoke(*QUICK, "--strategy", "local:steps=4,quorum=1", "--world-size", "3", "--target-accuracy", "0.01",
+                    "--stop-at-target", "--out", str(tmp_path))  # fmt: skip
     assert answer.code == 0, answer.error
     folder = RunFolder(only_run(tmp_path))
     assert [row["step"] for row in rows(folder.path)] == ["16"]
@@ -83,7 +83,6 @@ def process_of(folder: RunFolder, rank: int) -> psutil.Process:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("where", ["one machine", "virtual hosts"])
 def test_after_ten_kills_the_accuracy_is_that_of_the_undisturbed_run(where: str, tmp_path: Path) -> None:
     if where == "virtual hosts" and not hosts_supported()[0]:
@@ -101,7 +100,7 @@ def test_after_ten_kills_the_accuracy_is_that_of_the_undisturbed_run(where: str,
         time.sleep(0.05)
     folder = only_run(tmp_path / "killed")
     kill_ranks(RunFolder(folder), kills=10, seed=7)
-    _, error = process.communicate(timeout=600)
+    _, error = process.communicate()
     assert process.returncode == 0, error
     wanted, found = rows(only_run(tmp_path / "undisturbed"))[-1], rows(folder)
     assert abs(float(found[-1]["test_accuracy"]) - float(wanted["test_accuracy"])) <= 0.01

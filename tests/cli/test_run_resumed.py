@@ -21,8 +21,6 @@ from tests.testing.configs import make_config
 from tests.testing.invoke import execute, invoke, only_run, rows, status
 from tests.testing.plugins import install
 
-pytestmark = pytest.mark.timeout(300)
-
 # Three ranks and several buckets; the rounding of the sums depends on the order of the layers in the buckets.
 RUN = (
     "run", "--model", "small_cnn", "--train-size", "192", "--test-size", "32", "--batch-size", "8", "--steps", "10",

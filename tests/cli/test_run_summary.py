@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bench.api.batch import warn_of_runs
 from bench.cli.run import print_summary
 from bench.core.run_folder import RunFolder
 from bench.launch.run import Result
@@ -33,3 +34,24 @@ def test_other_data_show_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert any("accuracy" in line for line in lines)
     assert any("97.00%" in line for line in lines)
     assert not any("bits per byte" in line or "gzip" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"replicas_in_sync": False}, "the ranks ended with different parameters (seeds: 1), so this was not data-pa"),
+        ({"link_warnings": "host1 reached half of it"}, "the links were not as configured: host1 reached half of it"),
+        ({"factor_fallbacks": 2}, "K-FAC sent some factors in another form"),
+        ({"other_cpu_share": 0.5}, "other programs used up to 50% of this machine's cores during training"),
+    ],
+)
+def test_what_weakens_a_run_is_said_without_a_comparison(
+    change: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for row, are_said in ((fake_row(), False), (fake_row(**change), True)):
+        folder = tmp_path / str(are_said)
+        lines = summary(folder, row, capsys)
+        assert any("in sync" in line for line in lines) == (row["replicas_in_sync"] is False)
+        warn_of_runs([Result(folder=RunFolder(folder), status="ok", error="", summary={})])
+        printed = capsys.readouterr().err
+        assert ("warning: " in printed and said in printed) == are_said

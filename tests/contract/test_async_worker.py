@@ -20,6 +20,7 @@ from compressors.ddp.communicator import Nonfinite
 from compressors.ddp.reducers import reducer_for
 from compressors.ddp.report import StepReport
 from compressors.layer import Step, layers_of
+from tests.testing.limits import LIMIT_S
 
 STEPS = 5
 
@@ -62,7 +63,7 @@ class Training:
         layers = layers_of(self.model)
         optimizer = cast(Optimizer, spec.build("optimizers", "sgd:momentum=0"))
         self.parameters = ServerParameters(layers, self.compressor, optimizer, lr=1.0, world_size=1, seed=1)
-        session = ParameterServer(self.parameters, 1, 5.0, staleness=None).join(0)
+        session = ParameterServer(self.parameters, 1, LIMIT_S, staleness=None).join(0)
         self.worker = AsyncWorker(self.reducer, session, layers, links=(), nonfinite=nonfinite)
         self._index = 0
 

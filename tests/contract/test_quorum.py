@@ -249,7 +249,7 @@ def test_a_rank_starts_with_the_buffers_and_the_memory_of_the_compressor(compres
 
     run.start(0, models[0], work)
     run.start(1, models[1], work)
-    run._threads[1].join(20)
+    run._threads[1].join()
     run.start(1, models[2], work)
     results = run.join()
     for found in results.values():

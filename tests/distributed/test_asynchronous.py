@@ -46,7 +46,7 @@ def network() -> nn.Module:
 
 
 def bound(strategy: str, compressor: str = "none", optimizer: str = "sgd", collective: str = "server") -> BoundStrategy:
-    config = make_config(world_size=dist.get_world_size(), lr=LR, timeout_s=30.0)
+    config = make_config(world_size=dist.get_world_size(), lr=LR)
     parts: dict[str, Any] = {
         "compressor": spec.build("compressors", compressor),
         "collective": spec.build("collectives", collective),
@@ -160,7 +160,7 @@ def skip_a_push(rank: int, seen: Seen) -> None:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[Seen]:
-    return run_ranks(everything, WORLD_SIZE, tmp_path_factory.mktemp("ranks"), timeout_s=110.0)
+    return run_ranks(everything, WORLD_SIZE, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("case", range(len(ALIKE)), ids=[" ".join(case) for case in ALIKE])
@@ -209,4 +209,4 @@ def lose_a_rank(rank: int) -> int | None:
 
 
 def test_a_lost_rank_is_named_by_the_server(tmp_path: Path) -> None:
-    assert run_ranks(lose_a_rank, 2, tmp_path, timeout_s=100.0, may_die={1}) == [1, None]
+    assert run_ranks(lose_a_rank, 2, tmp_path, may_die={1}) == [1, None]

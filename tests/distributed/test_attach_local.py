@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +194,176 @@ def refuse(_: int) -> None:
 
 def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
     run_ranks(refuse, 1, tmp_path)
+
+
+Change = Callable[[Any, torch.optim.Optimizer], object]
+"""(network, optimizer): what happens to them between two steps"""
+
+
+def step_of_the_unfrozen(net: Any, _: torch.optim.Optimizer) -> None:
+    torch.optim.SGD(net[2].requires_grad_(True).parameters(), lr=0.1).step()
+
+
+BEFORE = "; call close() before, and attach_local after such a change"
+REFUSED_LATER: dict[str, tuple[Change, str]] = {
+    "unfrozen": (
+        lambda net, _: net[2].requires_grad_(True),
+        "2.weight was added, replaced or unfrozen after attach_local was called" + BEFORE,
+    ),
+    "appended": (lambda net, _: net.append(nn.Linear(3, 3)), "3.weight was added, replaced or unfrozen after"),
+    "appended buffers": (
+        lambda net, _: net.append(nn.BatchNorm1d(3, affine=False)),
+        "a buffer of the model was added, removed or given another shape after local steps began" + BEFORE,
+    ),
+    "a layer replaced": (lambda net, _: net.__setitem__(0, nn.Linear(6, 8)), "0.weight was added, replaced or unfroz"),
+    "a parameter replaced": (
+        lambda net, _: setattr(net[0], "bias", nn.Parameter(torch.zeros(8))),
+        "0.bias was added, replaced or unfrozen",
+    ),
+    "converted": (
+        lambda net, _: net.bfloat16(),
+        "0.weight was torch.float32 [8, 6] on cpu when attach_local was called and is torch.bfloat16 [8, 6] on cpu",
+    ),
+    "of another shape": (
+        lambda net, _: setattr(net[0].bias, "data", torch.zeros(9)),
+        "0.bias was torch.float32 [8] on cpu when attach_local was called and is torch.float32 [9] on cpu",
+    ),
+    "added to the optimizer": (
+        lambda _, optimizer: optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3, 4))]}),
+        "an optimizer updates a parameter of shape [3, 4] that is not in the model, so it would not be exchanged; put",
+    ),
+    "a new optimizer": (
+        lambda net, _: torch.optim.AdamW(net[0].parameters()).step(),
+        "attach_local does not know this AdamW, so its steps would not be counted and nothing would be exchanged; call",
+    ),
+    "a new optimizer of the unfrozen": (step_of_the_unfrozen, "2.weight was added, replaced or unfrozen after"),
+}
+FOLLOWED: dict[str, Change] = {
+    "frozen": lambda net, _: net[0].requires_grad_(False),
+    "renamed by a parametrization": lambda net, _: nn.utils.parametrize.register_parametrization(
+        net[0], "weight", nn.Identity()
+    ),
+    "a layer without parameters": lambda net, _: net.append(nn.ReLU()),
+    "other data": lambda net, _: setattr(net[0].weight, "data", net[0].weight.data.clone()),
+    "another buffer": lambda net, _: setattr(net[1], "running_mean", torch.full((8,), 3.0)),
+    "the optimizer's state loaded": lambda _, optimizer: optimizer.load_state_dict(optimizer.state_dict()),
+    "an optimizer of something else": lambda *_: torch.optim.SGD([nn.Parameter(torch.ones(2))]).step(),
+}
+
+
+def half_trained() -> tuple[Any, torch.optim.Optimizer]:
+    """Return a network whose last layer is frozen, and its optimizer."""
+    model: Any = network(1)
+    model[2].requires_grad_(False)
+    return model, torch.optim.SGD(model[:2].parameters(), lr=0.1)
+
+
+def change_later(_: int) -> None:
+    def two_steps(change: Change, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        change(model, optimizer)
+        for _ in range(2):
+            optimizer.step()
+
+    for change, sentence in REFUSED_LATER.values():
+        model, optimizer = half_trained()
+        local = attach_local(model, optimizer, steps=2)
+        optimizer.step()
+        with pytest.raises(RuntimeError, match=re.escape(sentence)) as raised:
+            two_steps(change, model, optimizer)
+        assert "\n" not in str(raised.value)
+        if model[0].bias.numel() == 8:
+            local.close()
+        else:
+            with pytest.raises(
+                RuntimeError, match=r"0\.bias has another shape than its outer copy, so the model keeps"
+            ):
+                local.close()
+    for change in FOLLOWED.values():
+        model, optimizer = half_trained()
+        local = attach_local(model, optimizer, steps=2)
+        optimizer.step()
+        two_steps(change, model, optimizer)
+        own = model[1].running_mean.clone()
+        model[1].running_mean.add_(1)
+        with local.outer():
+            assert torch.equal(model[1].running_mean, own)  # what was exchanged
+        local.close()
+
+
+def test_a_change_that_would_not_be_exchanged_is_refused_before_the_next_update(tmp_path: Path) -> None:
+    run_ranks(change_later, 1, tmp_path)
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer that makes the steps of another one."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+class WithoutHooks(torch.optim.Optimizer):
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.param_groups = inner, inner.param_groups
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+def take_turns(rank: int) -> list[torch.Tensor]:
+    """Return the weights after two phases, each with an optimizer and a hook of its own."""
+    model = network(rank)
+    seen = []
+    for optimizer in (torch.optim.SGD(model.parameters(), lr=0.1), Wrapper(torch.optim.AdamW(model.parameters()))):
+        local = attach_local(model, optimizer, steps=2)
+        for step in range(3):
+            backward(model, rank, step)
+            optimizer.step()
+            optimizer.zero_grad()
+        own, buffers = flat(model), model[1].running_mean.clone()
+        with local.outer():
+            with local.outer():
+                outer = flat(model)
+                local.state_dict()
+            assert torch.equal(flat(model), outer)
+            with pytest.raises(RuntimeError, match=re.escape("inside outer() an optimizer's step would be lost")):
+                optimizer.step()
+            with pytest.raises(RuntimeError, match="load it outside of the block"):
+                local.load_state_dict(local.state_dict())
+        assert torch.equal(flat(model), own)
+        assert not torch.equal(own, outer)
+        with pytest.raises(RuntimeError, match=r"2\.bias was changed inside outer\(\), where"), local.outer():
+            model[2].bias.data += 1
+        with pytest.raises(ZeroDivisionError), local.outer():
+            _ = 1 / 0
+        assert torch.equal(flat(model), own)
+        assert torch.equal(model[1].running_mean, buffers)
+        with local.outer():
+            local.close()
+        assert torch.equal(flat(model), outer)
+        local.state_dict()
+        with pytest.raises(RuntimeError, match="leave out outer"), local.outer():
+            pass
+        backward(model, rank, 9)
+        optimizer.step()  # counts no longer, and is not taken back
+        optimizer.zero_grad()
+        after = flat(model)
+        local.close()
+        assert torch.equal(flat(model), after)
+        seen.append(outer)
+    with pytest.raises(ValueError, match="of WithoutHooks does not call the hooks of"):
+        attach_local(model, WithoutHooks(optimizer), steps=2)
+    first = attach_local(model, optimizer, steps=2)
+    second = attach_local(model, optimizer, steps=2)
+    with pytest.raises(RuntimeError, match="local steps are closed"), first.outer():
+        pass
+    second.close()
+    return seen
+
+
+def test_the_outer_copy_is_held_until_the_outermost_block_ends_and_never_trained(tmp_path: Path) -> None:
+    one, two = run_ranks(take_turns, 2, tmp_path)
+    assert all(map(torch.equal, one, two))

@@ -32,7 +32,7 @@ def batch_of(index: int, rank: int) -> torch.Tensor:
 
 
 def train(rank: int, collective: Collective, skipped: int | None) -> tuple[list[float], list[bool]]:
-    config = RunConfig(lr=0.1, bucket_mb=1.0, world_size=RANKS, timeout_s=30.0)
+    config = RunConfig(lr=0.1, bucket_mb=1.0, world_size=RANKS)
     setup = Setup(
         config=config, model=network(), compressor=NoCompression(), collective=collective, optimizer=Sgd(momentum=0.9),
         device=torch.device("cpu"),

@@ -69,7 +69,7 @@ def one_by_one(rank: int) -> list[tuple[int, int]]:
     counts = []
     for cycle in range(8):
         ddp = DistributedDataParallel(network())
-        hook = attach(ddp, "none", "hierarchical:group_size=2,intra=native,inter=native", timeout_s=20)
+        hook = attach(ddp, "none", "hierarchical:group_size=2,intra=native,inter=native")
         train(ddp, hook, range(2))
         time.sleep(0.1 * ((rank + cycle) % 3))
         hook.close()

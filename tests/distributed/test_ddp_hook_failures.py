@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import gc
 import warnings
 import weakref
@@ -31,7 +33,7 @@ from compressors.group_topk import GroupTopK
 from compressors.layer import Step
 from compressors.topk import Dgc, TopK
 from compressors.torch_hooks import TorchFp16
-from tests.testing.ddp_scenes import batch, loss_of, message_of, network, played_by_two, train, wrapped
+from tests.testing.ddp_scenes import LR, batch, loss_of, message_of, network, played_by_two, train, wrapped
 from tests.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.xdist_group("ddp hook failures")  # its ranks run once for all tests
@@ -116,6 +118,23 @@ def wrapped_again(rank: int) -> list[str]:
     return said
 
 
+def wrapped_while_open(rank: int) -> list[Any]:
+    """Return what is said of a new DDP around the network of an open hook, as after an exception, and its weights."""
+    first = wrapped()
+    attach(first, TopK(ratio=0.05), Allgather())
+    loss_of(first, rank, 0).backward()  # no step follows
+    first.zero_grad()
+    second = DistributedDataParallel(first.module)
+    hook = attach(second, TopK(ratio=0.05), Allgather())
+    after = train(second, hook, range(3))
+    hook.close()
+    alone = wrapped()
+    hook = attach(alone, TopK(ratio=0.05), Allgather())
+    equal = torch.equal(train(alone, hook, range(3)), after)
+    hook.close()
+    return [equal, message_of(loss_of(first, rank, 5).backward)]
+
+
 def missed(rank: int) -> dict[str, str]:
     """Return the messages of `step_ok` after steps whose gradients DDP did not hand over, and after legitimate ones."""
 
@@ -168,6 +187,76 @@ def missed(rank: int) -> dict[str, str]:
         "last unused": of(use_the_first, bucket_cap_mb=3e-4),
         "first unused": of(use_the_last, bucket_cap_mb=3e-4),
     }
+
+
+Change = Callable[[nn.Sequential, torch.optim.Optimizer], object]
+"""(network, optimizer): what happens to them between two steps"""
+REFUSED_LATER: dict[str, tuple[Change, str]] = {
+    "unfrozen": (lambda net, _: net[0].requires_grad_(True), "0.weight was added, replaced or unfrozen after"),
+    "appended": (lambda net, _: net.append(nn.Linear(5, 5)), "3.weight was added, replaced or unfrozen after"),
+    "replaced": (lambda net, _: net.__setitem__(0, nn.Linear(20, 30)), "0.weight was added, replaced or unfrozen"),
+    "assigned": (
+        lambda net, _: net.load_state_dict(copy.deepcopy(net.state_dict()), assign=True),
+        "2.weight was added, replaced or unfrozen after",
+    ),
+    "a new parameter by a parametrization": (
+        lambda net, _: nn.utils.parametrizations.weight_norm(net[2]),
+        "2.parametrizations.weight.original0 was added, replaced or unfrozen after",
+    ),
+    "added to the optimizer": (
+        lambda _, optimizer: optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3, 4))]}),
+        "a parameter of shape [3, 4] that DDP does not exchange was added to an optimizer; put it into the model",
+    ),
+}
+FOLLOWED: dict[str, Change] = {
+    "frozen": lambda net, _: net[2].bias.requires_grad_(False),
+    "renamed by a parametrization": lambda net, _: nn.utils.parametrize.register_parametrization(
+        net[2], "weight", nn.Identity()
+    ),
+    "a layer without parameters": lambda net, _: net.append(nn.ReLU()),
+    "a group of known parameters": lambda net, optimizer: optimizer.add_param_group(
+        {"params": [optimizer.param_groups[0]["params"].pop()], "lr": 0.2}
+    ),
+    "other data": lambda net, _: setattr(net[2].weight, "data", net[2].weight.data.clone()),
+    "the optimizer's state loaded": lambda _, optimizer: optimizer.load_state_dict(optimizer.state_dict()),
+}
+
+
+def changed_later(rank: int) -> dict[str, str]:
+    """Return what is said in the two steps after a change of the model or its optimizer."""
+    said = {}
+    for name, change in ({name: change for name, (change, _) in REFUSED_LATER.items()} | FOLLOWED).items():
+        ddp = DistributedDataParallel(with_a_layer_at_rest(), find_unused_parameters=True)
+        optimizer = torch.optim.SGD([each for each in ddp.parameters() if each.requires_grad], lr=LR)
+        hook = attach(ddp, NoCompression(), Allgather(), optimizer=optimizer)
+
+        def steps(*indices: int, ddp: Any = ddp, optimizer: torch.optim.Optimizer = optimizer) -> None:
+            for index in indices:
+                loss_of(ddp, rank, index).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        steps(0, 1)
+        change(ddp.module, optimizer)
+        said[name] = message_of(functools.partial(steps, 2, 3))
+        hook.close()
+    return said
+
+
+def new_optimizer(rank: int) -> list[str]:
+    """Return what is said when another optimizer takes over, with and without giving it to the hook."""
+    said = []
+    for watched in (True, False):
+        ddp = wrapped()
+        hook = attach(ddp, NoCompression(), Allgather(), optimizer=torch.optim.SGD(ddp.parameters(), lr=LR))
+        other = torch.optim.AdamW(ddp.parameters())
+        if watched:
+            hook.watch(other)
+        loss_of(ddp, rank, 0).backward()
+        other.step()
+        said.append(message_of(loss_of(ddp, rank, 1).backward))
+        hook.close()
+    return said
 
 
 def warnings_of(
@@ -313,11 +402,14 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         forgotten,
         closed,
         wrapped_again,
+        wrapped_while_open,
         missed,
         warned,
         joined,
         given_back,
         refusals,
+        changed_later,
+        new_optimizer,
     )
     return played_by_two(scenes, tmp_path_factory.mktemp("ranks"))
 
@@ -348,11 +440,19 @@ def test_a_closed_hook_leaves_the_network_to_a_new_ddp(played: list[dict[str, An
         assert all("is closed; wrap the model in DDP again" in message for message in rank["wrapped_again"])
 
 
+def test_attach_closes_the_open_hook_of_the_same_network(played: list[dict[str, Any]]) -> None:
+    for rank in played:
+        equal, said = rank["wrapped_while_open"]
+        assert equal
+        assert "is closed; wrap the model in DDP again" in said
+
+
 def test_a_step_without_gradients_from_ddp_is_an_error_that_says_why(played: list[dict[str, Any]]) -> None:
     nothing_came = (
         "no gradient came through DDP since the last step_ok(); call ddp(x), not model(x), leave the last "
         "backward() of a step outside no_sync(), and call step_ok() once per step"
     )
+    before = "; do that first, then wrap the model in DDP"
     unused = "backward() gave {} no gradient, so DDP did not finish; wrap the model with find_unused_parameters=True"
     for rank in played:
         assert rank["missed"].pop("accumulated") == "no error"
@@ -360,14 +460,28 @@ def test_a_step_without_gradients_from_ddp_is_an_error_that_says_why(played: lis
             "bare": nothing_came,
             "no_sync": nothing_came,
             "twice": nothing_came,
-            "converted": "0.weight was torch.float32 on cpu when it was wrapped and is torch.bfloat16 on cpu; "
-            "convert first, then wrap the model in DDP",
-            "frozen": "0.weight was frozen after it was wrapped; freeze first, then wrap the model in DDP",
-            "replaced": "0.weight was added or unfrozen after the model was wrapped; "
-            "do that first, then wrap it in DDP",
+            "converted": "0.weight was torch.float32 [30, 20] on cpu when the model was wrapped and is torch.bfloat16 "
+            "[30, 20] on cpu" + before,
+            "frozen": "0.weight was frozen after the model was wrapped" + before,
+            "replaced": "0.weight was added, replaced or unfrozen after the model was wrapped" + before,
             "last unused": unused.format("2.weight"),
             "first unused": unused.format("0.weight"),
         }
+
+
+def test_a_parameter_that_ddp_does_not_exchange_is_refused_before_the_next_update(played: list[dict[str, Any]]) -> None:
+    for rank in played:
+        for name, (_, sentence) in REFUSED_LATER.items():
+            assert rank["changed_later"][name].startswith(f"RuntimeError: {sentence}"), name
+        assert {name: rank["changed_later"][name] for name in FOLLOWED} == dict.fromkeys(FOLLOWED, "no error")
+
+
+def test_a_new_optimizer_must_be_given_to_the_hook(played: list[dict[str, Any]]) -> None:
+    for rank in played:
+        followed, refused = rank["new_optimizer"]
+        assert followed == "no error"
+        assert "not followed by optimizer.step()" in refused
+        assert refused.endswith("give a new optimizer to hook.watch")
 
 
 def test_a_density_that_waits_for_its_epoch_warns_once_and_on_one_rank(played: list[dict[str, Any]]) -> None:
@@ -406,10 +520,10 @@ def test_what_cannot_work_is_refused_in_one_sentence_before_anything_starts(
     )
     assert said["engine"].startswith("ValueError: torch_fp16 is PyTorch's own hook")
     assert said["complex"].startswith("ValueError: weight is complex, which no compressor supports")
-    assert said["frozen"].startswith("ValueError: 0.weight was frozen after it was wrapped; freeze first")
-    assert said["thawed"].startswith("ValueError: 0.weight was added or unfrozen after the model was wrapped")
+    assert said["frozen"].startswith("ValueError: 0.weight was frozen after the model was wrapped; do")
+    assert said["thawed"].startswith("ValueError: 0.weight was added, replaced or unfrozen after the model")
     assert said["converted"].startswith(
-        "ValueError: 0.weight was torch.float32 on cpu when it was wrapped and is torch.b"
+        "ValueError: 0.weight was torch.float32 [30, 20] on cpu when the model was wrapped and is torch.b"
     )
     assert said["fp64"] == (
         "ValueError: 0.weight is fp64 and topk works in fp32, where its gradient may overflow; "
@@ -431,7 +545,7 @@ def test_what_cannot_work_is_refused_in_one_sentence_before_anything_starts(
 
 def leave_early(rank: int) -> int | None:
     ddp = wrapped()
-    hook = attach(ddp, NoCompression(), Ring(), timeout_s=20)
+    hook = attach(ddp, NoCompression(), Ring())
     train(ddp, hook, range(2))  # in its second step DDP itself communicates, to form new buckets
     if rank == 1:
         return None

@@ -379,8 +379,48 @@ def misuse(rank: int) -> dict[str, str]:
     return found
 
 
+def append_bare(model: Any) -> None:
+    model.blocks.append(nn.Linear(31, 31))
+
+
+def append_sharded(model: Any) -> None:
+    model.blocks.append(fully_shard(nn.Linear(31, 31), mesh=mesh()["shard"]))
+
+
+def swap_frozen(model: Any) -> None:
+    model.blocks[1][0].bias.requires_grad_(False)
+    model.blocks[1][1].bias.requires_grad_(True)  # of the same size
+
+
+def load_anew(model: Any) -> None:
+    model.load_state_dict({name: tensor.clone() for name, tensor in model.state_dict().items()}, assign=True)
+
+
+LATER: dict[Callable[[Any], None], str] = {
+    append_bare: "RuntimeError: blocks.2.weight is not sharded, so FSDP2 does not reduce its gradient; call",
+    append_sharded: "RuntimeError: blocks.2.bias was added, removed, replaced, frozen or unfrozen after the hook was",
+    swap_frozen: "RuntimeError: blocks.1.0.bias was added, removed, replaced, frozen or unfrozen after the hook was",
+    load_anew: "no error",
+}
+"""what happens to a model between two steps, and what is said before the next update"""
+
+
+def changed_later(rank: int) -> dict[str, str]:
+    said = {}
+    for change in LATER:
+        model = network()
+        model.blocks[1][1].bias.requires_grad_(False)  # type: ignore[index, union-attr]
+        model = cast(Network, sharded(model))
+        hook = attached(model, "none")
+        train(model, hook, rank, range(2))
+        change(model)
+        said[change.__name__] = message_of(functools.partial(train, model, hook, rank, range(2, 4)))
+        hook.close()
+    return said
+
+
 TRAINING: list[Scene] = [uncompressed, first_weights, sent_bytes, mixed_precision, accumulated, telescoped, resumed]
-FAILURES: list[Scene] = [bad_gradient, bad_gradient_raises, places, refusals, misuse]
+FAILURES: list[Scene] = [bad_gradient, bad_gradient_raises, places, refusals, misuse, changed_later]
 Results = list[dict[str, Any]]
 """by rank: the results of the scenes"""
 
@@ -390,7 +430,7 @@ def play(rank: int, scenes: list[Scene]) -> bytes:
 
 
 def played(scenes: list[Scene], folder: Path) -> Results:
-    return [loaded(result) for result in run_ranks(play, RANKS, folder, timeout_s=110, args=(scenes,))]
+    return [loaded(result) for result in run_ranks(play, RANKS, folder, args=(scenes,))]
 
 
 @pytest.fixture(scope="module")
@@ -495,3 +535,9 @@ def test_misuse_raises(failures: Results) -> None:
         assert "shard 0 of 4, and this rank holds shard 0 of 2" in said["other shards"].replace("shard 1", "shard 0")
         assert said["skipped"].startswith("RuntimeError: backward() did not reach blocks.0, and every module")
     assert failures[0]["misuse"]["epoch"].count("hook.set_epoch(epoch)") == 1
+
+
+def test_a_parameter_that_replicas_do_not_exchange_is_refused_before_the_next_update(failures: Results) -> None:
+    for result in failures:
+        for change, begin in LATER.items():
+            assert result["changed_later"][change.__name__].startswith(begin)

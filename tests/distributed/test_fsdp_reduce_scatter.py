@@ -235,7 +235,7 @@ def play(rank: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return [loaded(each) for each in run_ranks(play, RANKS, tmp_path_factory.mktemp("scatter"), timeout_s=110)]
+    return [loaded(each) for each in run_ranks(play, RANKS, tmp_path_factory.mktemp("scatter"))]
 
 
 def test_dense_training_equals_one_process(results: Results) -> None:

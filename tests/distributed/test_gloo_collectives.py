@@ -11,6 +11,7 @@ import torch.distributed as dist
 from collectives.payloads.base import Payload
 from collectives.transport.process_group import ProcessGroupTransport
 from tests.testing.collectives import COLLECTIVES, Result, check, clone, key_of, refusal
+from tests.testing.limits import LIMIT_S
 from tests.testing.payloads import make
 from tests.testing.ranks import run_ranks
 
@@ -30,7 +31,7 @@ def sum_all_cases(rank: int, world_sizes: tuple[int, ...]) -> dict[Case, Result]
         group = dist.new_group(list(range(world_size)))
         if not isinstance(group, dist.ProcessGroup):
             continue  # this process takes no part
-        transport = ProcessGroupTransport(group, timeout_s=30.0)
+        transport = ProcessGroupTransport(group, timeout_s=LIMIT_S)
         for name in COLLECTIVES:
             bound = COLLECTIVES[name]().bind(transport)
             for kind, length in CASES:
@@ -47,7 +48,7 @@ def sum_all_cases(rank: int, world_sizes: tuple[int, ...]) -> dict[Case, Result]
 # Very different sizes: powers of two and others. The in-memory tests cover all sizes.
 @pytest.mark.parametrize("world_sizes", [(3, 4), pytest.param((2, 5), marks=pytest.mark.long)], ids=str)
 def test_sums_over_gloo(world_sizes: tuple[int, ...], tmp_path: Path) -> None:
-    by_rank = run_ranks(sum_all_cases, max(world_sizes), tmp_path, timeout_s=110.0, args=[world_sizes])
+    by_rank = run_ranks(sum_all_cases, max(world_sizes), tmp_path, args=[world_sizes])
     assert len(by_rank[0]) > 125
     for case in by_rank[0]:
         name, world_size, _, _ = case

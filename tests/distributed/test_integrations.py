@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from compressors.ddp import CompressionHook, attach
 from tests.testing.ddp_scenes import batch, loaded, message_of, network, saved, weights
 from tests.testing.ranks import run_ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 PAIR = ("group_topk:ratio=0.05,group_size=100,warmup_epochs=1", "ring")
 EPOCH = 30
@@ -206,8 +207,11 @@ def with_transformers(rank: int, folder: Path) -> Iterator[Any]:
             ddp_find_unused_parameters=False,
         )
         trainer = Trainer(model, arguments, train_dataset=data, optimizers=(descent(model), None))
+        trainer.evaluate(data[:2])
         callback = GradwireCallback(trainer, *PAIR)
         trainer.add_callback(callback)
+        trainer.evaluate(data[:2])  # before training, and after: neither changes it
+        trainer.predict(data[:2])
         trainer.train(resume_from_checkpoint=checkpoint)
         return result(model.network, callback.hook)
 
@@ -226,11 +230,201 @@ def with_transformers(rank: int, folder: Path) -> Iterator[Any]:
     yield [elsewhere]
 
 
-def played(rank: int, scene: Callable[[int, Path], Iterator[Any]], folder: str) -> bytes:
+STEPS, FAILS_AFTER = 5, 3
+"""Steps of a training, and of one before it that an exception ended."""
+
+
+def fresh(model: nn.Module) -> torch.optim.SGD:
+    """Give the network its first weights, and return an optimizer without a state."""
+    model.load_state_dict(network().state_dict())
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def lightning_again(rank: int, folder: Path) -> Iterator[torch.Tensor]:
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+    from torch.utils.data import DataLoader
+
+    from compressors.integrations.lightning import GradwireDDPStrategy
+
+    class Classifier(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network()
+            self.fails = False
+
+        def training_step(self, pair: list[torch.Tensor], number: int) -> torch.Tensor:
+            if self.fails and number == FAILS_AFTER:
+                raise KeyError("as a user's code may")
+            return nn.functional.cross_entropy(self.network(pair[0]), pair[1])
+
+        def configure_optimizers(self) -> torch.optim.SGD:
+            return fresh(self.network)
+
+    silent = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+
+    loader = DataLoader([batch(rank, step) for step in range(STEPS)], batch_size=None)  # type: ignore[arg-type]
+
+    def trainer_of(strategy: GradwireDDPStrategy) -> Trainer:
+        return Trainer(
+            **silent,
+            accelerator="cpu",
+            devices=2,
+            strategy=strategy,
+            plugins=[TorchElasticEnvironment()],
+            max_epochs=1,
+            use_distributed_sampler=False,
+            enable_checkpointing=False,
+            default_root_dir=folder,
+        )
+
+    def failed() -> tuple[Classifier, Trainer]:
+        model, trainer = Classifier(), trainer_of(GradwireDDPStrategy(*PAIR))
+        model.fails = True
+        with pytest.raises(KeyError):
+            trainer.fit(model, loader)
+        model.fails = False
+        return model, trainer
+
+    model, again = failed()
+    again.fit(model, loader)
+    assert again.global_step > FAILS_AFTER
+    for model in (Classifier(), failed()[0]):
+        for _ in range(2):
+            trainer_of(GradwireDDPStrategy(*PAIR)).fit(model, loader)
+            yield weights(model.network)
+
+
+def accelerate_again(rank: int, folder: Path) -> Iterator[torch.Tensor]:
+    from accelerate import Accelerator
+
+    from compressors.integrations.accelerate import GradwireHandler
+
+    def trained(accelerator: Accelerator, bare: nn.Module, num_steps: int, times: int = 1) -> Iterator[torch.Tensor]:
+        optimizer = fresh(bare)
+        handler = GradwireHandler(accelerator, *PAIR, optimizer=optimizer)
+        for _ in range(times):
+            bare.load_state_dict(network().state_dict())
+            model, prepared = accelerator.prepare(bare, optimizer)
+            for step in range(num_steps):
+                x, y = batch(rank, step)
+                accelerator.backward(nn.functional.cross_entropy(model(x), y))
+                prepared.step()
+                prepared.zero_grad()
+            assert message_of(lambda: accelerator.prepare(network())).startswith("ValueError: GradwireHandler serves")
+            if num_steps == STEPS:
+                accelerator.save_state(str(folder / "again"))
+                handler.close()
+            accelerator.free_memory()
+            yield weights(bare)
+
+    yield from trained(Accelerator(cpu=True), network(), STEPS)
+    accelerator, model = Accelerator(cpu=True), network()
+    next(trained(accelerator, model, FAILS_AFTER))  # what an exception would leave
+    yield from trained(accelerator, model, STEPS, times=2)
+    yield from trained(accelerator, network(), STEPS)
+
+
+def transformers_again(rank: int, folder: Path) -> Iterator[torch.Tensor]:
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from compressors.integrations.transformers import GradwireCallback
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network()
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": nn.functional.cross_entropy(self.network(x), labels)}
+
+    class Failing(TrainerCallback):
+        error: RuntimeError | None = None
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == FAILS_AFTER and (error := self.error):
+                self.error = None
+                raise error
+
+    order = [batch(rank, step) for step in range(STEPS) for rank in range(2)]
+    data = [{"x": x, "labels": y} for batch in order for x, y in zip(*batch, strict=True)]
+    failing = Failing()
+
+    def trainer_of(**options: Any) -> tuple[nn.Module, Trainer]:
+        model = Classifier()
+        arguments = TrainingArguments(
+            str(folder / "again"),
+            use_cpu=True,
+            per_device_train_batch_size=BATCH,
+            max_steps=STEPS,
+            train_sampling_strategy="sequential",
+            lr_scheduler_type="constant",
+            max_grad_norm=0,
+            save_strategy="no",
+            logging_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            ddp_find_unused_parameters=False,
+            **options,
+        )
+        trainer = Trainer(model, arguments, train_dataset=data, optimizers=(fresh(model.network), None))
+        trainer.add_callback(failing)
+        trainer.add_callback(GradwireCallback(trainer, *PAIR))
+        return model.network, trainer
+
+    def trained(model: nn.Module, trainer: Trainer) -> torch.Tensor:
+        model.load_state_dict(network().state_dict())
+        trainer.train()
+        return weights(model)
+
+    yield trained(*trainer_of())
+    model, trainer = trainer_of()
+    failing.error = RuntimeError("as a user's code may raise")
+    assert "as a user's" in message_of(trainer.train)
+    yield trained(model, trainer)
+    yield trained(model, trainer)
+    model, trainer = trainer_of(auto_find_batch_size=True)
+    failing.error = RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    trainer.train()
+    assert trainer._train_batch_size < BATCH
+    failing.error = None
+    second = GradwireCallback(trainer, *PAIR)
+    trainer.add_callback(second)
+    assert "two GradwireCallbacks; remove one with trainer.remove_callback" in message_of(trainer.train)
+    trainer.remove_callback(second)
+    trainer.train()
+
+
+def played_again(rank: int, scene: Callable[[int, Path], Iterator[torch.Tensor]], folder: str) -> list[torch.Tensor]:
+    meet(rank)
+    after = [each.tolist() for each in scene(rank, Path(folder))]
+    assert "exchange" not in [thread.name for thread in threading.enumerate()]  # all hooks are closed
+    return after
+
+
+@pytest.mark.parametrize("scene", [lightning_again, accelerate_again, transformers_again])
+def test_a_training_after_one_that_failed_is_like_any_other(
+    scene: Callable[[int, Path], Iterator[torch.Tensor]], tmp_path: Path
+) -> None:
+    package = scene.__name__.partition("_")[0]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    one, two = run_ranks(played_again, 2, tmp_path, args=(scene, str(tmp_path)))
+    assert one == two
+    assert len(one) >= 3
+    assert all(each == one[0] for each in one)
+
+
+def meet(rank: int) -> None:
+    """Tell trainers of the process group that this rank is in already."""
     os.environ |= {
         **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"},
         **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TOKENIZERS_PARALLELISM": "false"},  # they have met already
     }
+
+
+def played(rank: int, scene: Callable[[int, Path], Iterator[Any]], folder: str) -> bytes:
+    meet(rank)
     return saved((*plain(rank), *scene(rank, Path(folder))))
 
 
@@ -238,7 +432,7 @@ def ranks_of(package: str, scene: Callable[[int, Path], Iterator[Any]], tmp_path
     """Hold the scene's runs against the plain loop, and return what it said of wrong use."""
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    for rank, raw in enumerate(run_ranks(played, 2, tmp_path, timeout_s=590, args=(scene, str(tmp_path)))):
+    for rank, raw in enumerate(run_ranks(played, 2, tmp_path, args=(scene, str(tmp_path)))):
         by_hand, second_half, whole, resumed, incomplete, refusals = loaded(raw)
         assert whole["nbytes"] == by_hand["nbytes"]
         assert resumed["nbytes"] == second_half

@@ -54,7 +54,7 @@ class WithNorms(Optimizer):
 
 def train(rank: int, collective: Collective) -> tuple[list[float], dict[str, Any]]:
     torch.manual_seed(3)
-    config = RunConfig(lr=0.1, bucket_mb=1.0, world_size=2, timeout_s=30.0)
+    config = RunConfig(lr=0.1, bucket_mb=1.0, world_size=2)
     model = nn.Linear(10, 5)
     setup = Setup(
         config=config, model=model, compressor=NoCompression(), collective=collective, optimizer=WithNorms(),

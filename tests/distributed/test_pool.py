@@ -23,6 +23,7 @@ from collectives.transport.mapped_memory import SharedMemory, nbytes_of
 from collectives.transport.memory_region import Region, reserve
 from collectives.transport.messages import sum_wires
 from collectives.transport.process_group import ProcessGroupTransport
+from tests.testing.limits import LIMIT_S
 from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
 from tests.testing.payloads import packed_codes
 from tests.testing.ranks import run_ranks
@@ -45,7 +46,7 @@ def contribution(call: int, rank: int) -> Payload:
 def sum_in_a_row(rank: int, folder: str) -> list[int]:
     """Return the numbers of the calls whose result was wrong."""
     rng = random.Random(1000 + rank)
-    pool = Pool(path=(folder,), slot_bytes=4096).bind(ProcessGroupTransport(timeout_s=20.0))
+    pool = Pool(path=(folder,), slot_bytes=4096).bind(ProcessGroupTransport(timeout_s=LIMIT_S))
     wrong = []
     for call in range(NUM_CALLS):
         if rng.random() < 0.1:
@@ -58,19 +59,18 @@ def sum_in_a_row(rank: int, folder: str) -> list[int]:
     return wrong
 
 
-@pytest.mark.parametrize("folder", ["/dev/shm", "plain files"])
-def test_many_sums_in_a_row(folder: str, tmp_path: Path) -> None:
-    place = Path(folder) if folder == "/dev/shm" else tmp_path / "region"
+@pytest.mark.parametrize("folder", ["memory", "plain files"])
+def test_many_sums_in_a_row(folder: str, tmp_path: Path, in_memory: Path) -> None:
+    place = in_memory if folder == "memory" else tmp_path / "region"
     place.mkdir(exist_ok=True)
-    before = set(place.iterdir())
-    assert run_ranks(sum_in_a_row, WORLD_SIZE, tmp_path, 90.0, (str(place),)) == [[]] * WORLD_SIZE
-    assert set(place.iterdir()) <= before
+    assert run_ranks(sum_in_a_row, WORLD_SIZE, tmp_path, args=(str(place),)) == [[]] * WORLD_SIZE
+    assert not list(place.iterdir())
 
 
 def buffers_in_a_row(rank: int, folder: str) -> list[int]:
     """Return the calls with wrong results; gradients are in the pool, and are overwritten right after each sum."""
     rng = random.Random(2000 + rank)
-    bound = Pool(path=(folder,), slot_bytes=4096, regions=2).bind(ProcessGroupTransport(timeout_s=20.0))
+    bound = Pool(path=(folder,), slot_bytes=4096, regions=2).bind(ProcessGroupTransport(timeout_s=LIMIT_S))
     dtypes = (torch.float32, torch.float16)
     buffers = [bound.buffer(numel, dtype) for numel in (1, 1023, 5000) for dtype in dtypes]
     wrong = []
@@ -92,14 +92,14 @@ def buffers_in_a_row(rank: int, folder: str) -> list[int]:
 
 
 def test_many_sums_of_gradients_that_lie_in_the_pool(tmp_path: Path) -> None:
-    assert run_ranks(buffers_in_a_row, WORLD_SIZE, tmp_path, 60.0, ("/dev/shm",)) == [[]] * WORLD_SIZE
+    assert run_ranks(buffers_in_a_row, WORLD_SIZE, tmp_path, args=("/dev/shm",)) == [[]] * WORLD_SIZE
 
 
 def sum_every_kind(rank: int, world_size: int, folder: str) -> list[str]:
     """Return the sums that differ from the serial sum in rank order."""
     pools = [
-        Pool(path=("/dev/shm",)).bind(ProcessGroupTransport(timeout_s=20.0)),
-        Pool(path=("/dev/shm", folder, "/dev/shm"), regions=3).bind(ProcessGroupTransport(timeout_s=20.0)),
+        Pool(path=("/dev/shm",)).bind(ProcessGroupTransport(timeout_s=LIMIT_S)),
+        Pool(path=("/dev/shm", folder, "/dev/shm"), regions=3).bind(ProcessGroupTransport(timeout_s=LIMIT_S)),
     ]
     shapes = [(numel, torch.float32) for numel in (0, 1, world_size - 1, world_size, world_size + 1, 10**6)]
     shapes += [(1001, dtype) for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64)]
@@ -119,7 +119,7 @@ def sum_every_kind(rank: int, world_size: int, folder: str) -> list[str]:
 
 @pytest.mark.parametrize("world_size", [1, 2, 4, 7])
 def test_sums_are_the_serial_ones_bit_for_bit(world_size: int, tmp_path: Path) -> None:
-    assert run_ranks(sum_every_kind, world_size, tmp_path, 60.0, (world_size, str(tmp_path))) == [[]] * world_size
+    assert run_ranks(sum_every_kind, world_size, tmp_path, args=(world_size, str(tmp_path))) == [[]] * world_size
 
 
 def test_a_gradient_in_the_pool_is_booked_with_all_that_is_written_there() -> None:
@@ -209,12 +209,11 @@ def test_a_helper_that_cannot_be_kept_is_refused_on_all_ranks(monkeypatch: pytes
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="files without a name are Linux's")
-def test_a_region_in_a_folder_has_no_name_that_could_be_left_behind() -> None:
+def test_a_region_in_a_folder_has_no_name_that_could_be_left_behind(in_memory: Path) -> None:
     """Killed ranks therefore never leave a file behind."""
-    names = set(Path("/dev/shm").iterdir())
-    path, nbytes, *_ = reserve(Path("/dev/shm"), 4096, "less")
+    path, nbytes, *_ = reserve(in_memory, 4096, "less")
     regions = [Region(path, nbytes) for _ in range(2)]
-    assert set(Path("/dev/shm").iterdir()) <= names
+    assert not list(in_memory.iterdir())
     regions[0].remove_name()
     assert not path.exists()
     regions[0].memory[7] = 7

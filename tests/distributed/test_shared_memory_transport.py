@@ -14,6 +14,7 @@ import torch
 from collectives.transport.base import TransportError, wait_all
 from collectives.transport.process_group import ProcessGroupTransport
 from collectives.transport.shared_memory import PARTS_PER_RING, SharedMemoryTransport
+from tests.testing.limits import LIMIT_S
 from tests.testing.ranks import run_ranks
 
 RING_BYTES = 8192
@@ -29,11 +30,11 @@ def message(number: int, source: int, to: int) -> torch.Tensor:
     return torch.randint(256, (nbytes,), generator=generator).to(torch.uint8)
 
 
-def exchange(rank: int, world_size: int) -> list[int]:
+def exchange(rank: int, world_size: int, folder: str) -> list[int]:
     """Return the numbers of wrong messages when all ranks send to all, with several messages in flight."""
     rng = random.Random(rank)
-    opener = ProcessGroupTransport(timeout_s=20.0)
-    transport = SharedMemoryTransport(opener, ring_bytes=RING_BYTES)
+    opener = ProcessGroupTransport(timeout_s=LIMIT_S)
+    transport = SharedMemoryTransport(opener, folder, ring_bytes=RING_BYTES)
     others = [other for other in range(world_size) if other != rank]
     wrong, number = [], 0
     while number < NUM_MESSAGES:
@@ -55,10 +56,8 @@ def exchange(rank: int, world_size: int) -> list[int]:
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_many_messages_in_a_row(world_size: int, tmp_path: Path) -> None:
-    before = set(Path("/dev/shm").iterdir())
-    assert run_ranks(exchange, world_size, tmp_path, 60.0, (world_size,)) == [[]] * world_size
-    assert set(Path("/dev/shm").iterdir()) <= before
+def test_many_messages_in_a_row(world_size: int, tmp_path: Path, in_memory: Path) -> None:
+    assert run_ranks(exchange, world_size, tmp_path, args=(world_size, str(in_memory))) == [[]] * world_size
 
 
 def lose_a_rank(rank: int) -> tuple[str, int | None]:
@@ -72,6 +71,6 @@ def lose_a_rank(rank: int) -> tuple[str, int | None]:
 
 
 def test_the_rank_that_was_killed_is_named(tmp_path: Path) -> None:
-    by_rank = run_ranks(lose_a_rank, 3, tmp_path, 30.0, may_die=[KILLED])
+    by_rank = run_ranks(lose_a_rank, 3, tmp_path, may_die=[KILLED])
     for rank in (0, 1):
         assert by_rank[rank] == (f"rank {rank} lost rank {KILLED}, which does not answer any more", KILLED)

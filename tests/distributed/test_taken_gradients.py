@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from compressors.ddp import gradients as ddp_gradients
 from compressors.ddp.attach import attach
 from compressors.ddp.gradients import ZeroCopyGradients
-from tests.testing.ddp_scenes import gradients, loss_of, network, played_by_two, train, wrapped
+from tests.testing.ddp_scenes import gradients, loss_of, network, played_by_two, train, weights, wrapped
 
 NUM_PARAMETERS = 4
 PAIRS = (
@@ -230,10 +230,124 @@ def unusual(rank: int) -> dict[str, Any]:
     return seen
 
 
+class _Filled(torch.autograd.Function):
+    """Add the sums of two parameters, and write both gradients to one buffer, one after the other."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, shift: torch.Tensor, give: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        ctx.give = give
+        ctx.save_for_backward(x)
+        return (x + shift) ** 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return gradient * 2 * x, ctx.give(2 * gradient * x), None
+
+
+class OneBuffer(nn.Module):
+    """Three parameters whose gradients are written to one buffer, which is handed to autograd in some way."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.shifts = nn.ParameterList(torch.full((3, 4, 6), 0.1 * i) for i in range(3))
+        flat = torch.zeros(3 * 4 * 6)
+        whole = flat.view(3, 4, 6)
+        ways: dict[str, Callable[[], torch.Tensor]] = {
+            "the buffer": lambda: whole,
+            "a view": lambda: flat.view(3, 4, 6),
+            "a detached view": lambda: whole.detach(),
+            "memory of NumPy": lambda: torch.from_numpy(self.array),
+        }
+        self.array = whole.clone().numpy()
+        self.of = ways[way]
+
+    def give(self, gradient: torch.Tensor) -> torch.Tensor:
+        filled = self.of()
+        with torch.no_grad():
+            filled.copy_(gradient)
+        return filled
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for shift in self.shifts:
+            x = _Filled.apply(x, shift, self.give)
+        return x.sum()
+
+
+WAYS = ("the buffer", "a view", "a detached view", "memory of NumPy")
+
+
+def one_buffer(rank: int) -> dict[str, list[torch.Tensor]]:
+    """Return, for each way, the weights after six steps with DDP alone and with a hook."""
+    after: dict[str, list[torch.Tensor]] = {}
+    for way in WAYS:
+        with worth_taking(1):
+            for hooked in (False, True):
+                ddp = DistributedDataParallel(OneBuffer(way), gradient_as_bucket_view=True)
+                hook = attach(ddp, "none", "ring") if hooked else None
+                optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+                for step in range(6):
+                    x = torch.rand(3, 4, 6, generator=torch.Generator().manual_seed(10 * step + rank))
+                    ddp(x).backward()
+                    assert hook is None or hook.step_ok()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if hook is not None:
+                    hook.close()
+                after.setdefault(way, []).append(weights(ddp))
+    return after
+
+
+class UsualLayers(nn.Module):
+    """The layers of most networks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 8)
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, bias=False), nn.Conv1d(4, 4, 3), nn.LayerNorm(6))
+        self.up = nn.ConvTranspose1d(4, 4, 3)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.recurrent = nn.LSTM(8, 8, batch_first=True)
+        self.scale = nn.Parameter(torch.ones(4, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.up(self.layers(self.embedding(x)))
+        x = checkpoint(self.attention, x, x, x, use_reentrant=False)[0]
+        return (self.recurrent(x)[0] * self.scale).sum()
+
+
+def copied_of_usual_layers(rank: int) -> list[str]:
+    """Return the names of the parameters whose gradients DDP copied in the third step."""
+    with worth_taking(1):
+        ddp = DistributedDataParallel(UsualLayers(), gradient_as_bucket_view=True)
+        name_of = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
+        held = ZeroCopyGradients(ddp)
+        copied: list[str] = []
+
+        def note(state: Any, bucket: Any) -> Any:
+            given, updates = held.of(bucket)
+            for parameter, gradient, update in zip(bucket.parameters(), given, updates, strict=True):
+                if gradient.data_ptr() == update.data_ptr():
+                    copied.append(name_of[id(parameter)])
+                update.copy_(gradient)
+            future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            return future
+
+        note.__annotations__ = {}
+        ddp.register_comm_hook(None, note)
+        for _ in range(3):
+            copied.clear()
+            ddp(torch.arange(8).view(2, 4)).backward()
+            ddp.zero_grad()
+    return copied
+
+
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder: Path = tmp_path_factory.mktemp("ranks")
-    return played_by_two([trained_by_all_pairs, taken_by_all_pairs, unlike_others, nonfinite, copies, unusual], folder)
+    scenes = [trained_by_all_pairs, taken_by_all_pairs, unlike_others, nonfinite, copies, unusual]
+    return played_by_two([*scenes, one_buffer, copied_of_usual_layers], folder)
 
 
 @pytest.mark.parametrize("compressor", [compressor for compressor, _ in PAIRS])
@@ -254,6 +368,18 @@ def test_gradients_are_taken_from_the_second_step_on_where_ddp_keeps_them_in_its
         assert not any(outside)
         assert all(equal)
         assert min(copied) >= 2 * NUM_PARAMETERS
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_that_an_autograd_function_writes_to_one_buffer_are_those_of_ddp(
+    played: list[dict[str, Any]], way: str
+) -> None:
+    for rank in played:
+        assert torch.allclose(*rank["one_buffer"][way], rtol=1e-6)
+
+
+def test_gradients_of_usual_layers_are_not_copied(played: list[dict[str, Any]]) -> None:
+    assert [rank["copied_of_usual_layers"] for rank in played] == [[], []]
 
 
 @pytest.mark.parametrize(

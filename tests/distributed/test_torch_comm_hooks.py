@@ -111,7 +111,7 @@ def test_what_is_not_finite_is_forgotten_and_factors_are_what_is_sent(tmp_path: 
     assert run_ranks(steps_around_one_that_is_not_finite, 2, tmp_path) == [expected] * 2
 
 
-LATE_S = 0.4
+LATE_S = 1.0
 
 
 def waits_for_a_late_peer(rank: int) -> list[float | None]:
@@ -133,4 +133,4 @@ def test_ddps_timers_are_those_of_the_step_that_is_read(tmp_path: Path) -> None:
     *before, waited_s = run_ranks(waits_for_a_late_peer, 2, tmp_path)[0]
     assert before == [None] * (DDP_TIMER_EVERY - 1)
     assert waited_s is not None
-    assert waited_s > LATE_S / 2
+    assert waited_s > LATE_S / 4

@@ -38,7 +38,7 @@ def processes_of(folder: Path) -> dict[int, str]:
     return found
 
 
-def wait_for_end_of(folder: Path, timeout_s: float = 5.0) -> None:
+def wait_for_end_of(folder: Path, timeout_s: float = 60.0) -> None:
     """Return when no process of the test is left; fail if one remains."""
     deadline = time.monotonic() + timeout_s
     while (left := processes_of(folder)) and time.monotonic() < deadline:

@@ -10,7 +10,6 @@ from tests.testing.invoke import execute, only_run, rows, status
 from tests.testing.plugins import install
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("hosts", ["2", pytest.param("3", marks=pytest.mark.long)])
 def test_the_rank_that_hangs_is_named(hosts: str, tmp_path: Path) -> None:
     answer = execute(

@@ -105,7 +105,7 @@ def test_leaving_the_block_by_an_error_closes_the_network(tmp_path: Path) -> Non
 def test_the_end_of_the_launcher_is_the_end_of_all_hosts(tmp_path: Path, number: signal.Signals) -> None:
     with launcher(tmp_path) as process:
         process.send_signal(number)
-        process.wait(timeout=10)
+        process.wait()
         wait_for_end_of(tmp_path)
 
 

@@ -64,7 +64,6 @@ def said(result: Result) -> dict[int, tuple[str, int | None]]:
     return {report["rank"]: (report["message"], report["lost_rank"]) for report in reports if report}
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("host", "options"),
     [
@@ -93,7 +92,6 @@ def test_all_others_name_the_lost_host_and_it_knows_itself_cut_off(
     assert kept[-1]["status"] == "failed"
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("host", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_of_two_hosts_neither_is_blamed(host: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(network: VirtualNetwork) -> None:
@@ -105,7 +103,6 @@ def test_of_two_hosts_neither_is_blamed(host: int, tmp_path: Path, monkeypatch: 
     assert said(result) == {0: (f"rank 0 and rank 1 {split}", None), 1: (f"rank 1 and rank 0 {split}", None)}
 
 
-@pytest.mark.timeout(180)
 def test_of_two_hosts_the_one_whose_rank_was_killed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def kill_rank_1(network: VirtualNetwork) -> None:
         (rank_1,) = processes_on(network, 1)
@@ -117,7 +114,6 @@ def test_of_two_hosts_the_one_whose_rank_was_killed_is_named(tmp_path: Path, mon
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
 def test_with_a_quorum_the_others_go_on_and_the_rank_returns_when_its_link_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

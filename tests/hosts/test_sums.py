@@ -12,7 +12,6 @@ from tests.testing.invoke import decoys, execute
 pytest.importorskip("bench.extensions.microbenchmarks")
 
 
-@pytest.mark.timeout(180)
 def test_a_full_link_is_near_its_limit_and_frames_hold_headers(tmp_path: Path) -> None:
     answer = execute(
         "collectives", "--hosts", "2", "--bandwidth", "20mbit", "--sizes", "1MB", "--collectives", "native,ring,server",
@@ -33,7 +32,6 @@ def test_a_full_link_is_near_its_limit_and_frames_hold_headers(tmp_path: Path) -
     assert rows["server"]["of_limit"] < 0.8  # up, then down: one direction of the link is always idle
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.long
 def test_barriers_between_small_sums_are_not_counted() -> None:
     """Each of four hosts sends 416 bytes to three others, in about 2.4 kB of frames; a barrier adds 1.3 kB."""

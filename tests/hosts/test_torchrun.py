@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from bench.core.run_folder import RunFolder
 from bench.hosts.cluster import Cluster, HostLink
 from bench.hosts.virtual_network import VirtualNetwork
@@ -16,7 +14,6 @@ from tests.testing.all_reduce import NUM_FLOATS
 MODULE = "tests.testing.all_reduce"
 
 
-@pytest.mark.timeout(180)
 def test_agents_meet_ranks_follow_hosts_and_frames_are_counted(tmp_path: Path) -> None:
     link = HostLink(name="any", uplink_bps=50e6, downlink_bps=50e6)
     cluster = Cluster.uniform(2, ranks_per_host=2, link=link)

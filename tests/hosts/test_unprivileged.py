@@ -57,9 +57,7 @@ def as_nobody(command: list[str], keep: Path) -> list[str]:
 def test_an_ordinary_user_gets_the_same(open_folder: Path, tmp_path: Path) -> None:
     script = f"id -u >> {open_folder}/users; ip -br link show eth0"
     command = [sys.executable, "-m", "tests.testing.hosts_launcher", "sh", "-c", script]
-    done = subprocess.run(
-        as_nobody(command, tmp_path), cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60
-    )
+    done = subprocess.run(as_nobody(command, tmp_path), cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("eth0@") == 2
     assert (open_folder / "users").read_text(encoding="ascii").split() == ["0", "0"]  # root inside, and only there

@@ -87,7 +87,7 @@ def message_of(call: Callable[[], Any]) -> str:
 
 def played_by_two(scenes: Sequence[Scene], tmp_path: Path) -> list[dict[str, Any]]:
     """Play every scene in one pair of processes, and return its results by name, per rank."""
-    return [loaded(result) for result in run_ranks(_play, 2, tmp_path, timeout_s=100, args=(scenes,))]
+    return [loaded(result) for result in run_ranks(_play, 2, tmp_path, args=(scenes,))]
 
 
 def _play(rank: int, scenes: Sequence[Scene]) -> bytes:

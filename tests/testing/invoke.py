@@ -69,7 +69,7 @@ def start(*arguments: str, cwd: Path | None = None, **variables: str) -> subproc
 def execute(*arguments: str, cwd: Path | None = None, **variables: str) -> Answer:
     """Run `bench` as a program to its end."""
     process = start(*arguments, cwd=cwd, **variables)
-    out, error = process.communicate(timeout=240)
+    out, error = process.communicate()
     return Answer(process.returncode, out, error)
 
 

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from collectives.transport.base import Ledger, Pending, Receive, ReduceOp, Send, Transport, TransportError, wait_all
 from collectives.transport.messages import combine_
+from tests.testing.limits import LIMIT_S
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ T = TypeVar("T")
 class MemoryWires:
     """The connections of the ranks: one queue per ordered pair."""
 
-    def __init__(self, world_size: int, timeout_s: float = 20.0) -> None:
+    def __init__(self, world_size: int, timeout_s: float = LIMIT_S) -> None:
         self.world_size = world_size
         self.timeout_s = timeout_s
         self.changed = threading.Condition()
@@ -151,7 +152,7 @@ class _Message(Pending):
             raise TransportError(f"rank {me} lost rank {wires.lost_rank}", lost_rank=wires.lost_rank)
 
 
-def run_threads(fn: Callable[[MemoryTransport], T], world_size: int, timeout_s: float = 20.0) -> list[T]:
+def run_threads(fn: Callable[[MemoryTransport], T], world_size: int, timeout_s: float = LIMIT_S) -> list[T]:
     """Run `fn(transport)` on every rank in a thread, and return the results in rank order.
 
     Raises:

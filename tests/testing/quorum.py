@@ -21,6 +21,7 @@ from compressors.local.membership import Rendezvous
 from compressors.local.options import LocalOptions
 from compressors.local.quorum import LocalStepsWithQuorum
 from tests.testing.compressor_cases import step_at
+from tests.testing.limits import LIMIT_S
 from tests.testing.local_steps import Change, flat
 
 Moment = Literal["before", "during", "after"]
@@ -128,7 +129,7 @@ class QuorumRun:
         *,
         compressor: str = "none",
         collective: str = "ring",
-        timeout_s: float = 20.0,
+        timeout_s: float = LIMIT_S,
         **options: Any,
     ) -> None:
         self.world_size, self.timeout_s = world_size, timeout_s
@@ -158,10 +159,10 @@ class QuorumRun:
         self._threads.append(threading.Thread(target=target, daemon=True))
         self._threads[-1].start()
 
-    def join(self, within_s: float = 30.0) -> dict[int, Any]:
+    def join(self) -> dict[int, Any]:
         """Return the results of the ranks, by rank, once all have ended."""
         for thread in self._threads:
-            thread.join(within_s)
+            thread.join(LIMIT_S)
             assert not thread.is_alive(), f"a rank hangs; results so far: {self.results}"
         return self.results
 

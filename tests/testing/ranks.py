@@ -1,7 +1,7 @@
 """Run a function in several real processes, one gloo rank each, and show the failing rank's traceback in pytest.
 
-Processes are forked from a new process that has imported torch and done nothing else: a process in which torch has
-started threads must not be forked, and importing torch takes seconds in each rank. They meet through a file store, so
+Processes are forked from a new process that has imported modules and done nothing else: a process in which torch has
+started threads must not be forked, and imports would take seconds in each rank. They meet through a file store, so
 that no port can collide. When the first rank fails or the time is up, the others are killed, because SIGTERM does not
 end a rank that hangs in a collective.
 """
@@ -22,12 +22,16 @@ from typing import Any
 
 import pytest
 
+from tests.testing.limits import LIMIT_S
+
+# What most ranks import: once instead of in every rank. A step of torch's optimizers imports its compiler.
+PRELOAD = ["torch", "torch.distributed", "torch._dynamo", "numpy", "compressors.ddp", "bench.strategies.ddp"]
+
 
 def run_ranks(
     fn: Callable[..., Any],
     world_size: int,
     tmp_path: Path,
-    timeout_s: float = 60.0,
     args: Sequence[Any] = (),
     *,
     may_die: Collection[int] = (),
@@ -38,23 +42,22 @@ def run_ranks(
         fn: a function at the top level of a module; torch.distributed is initialised with gloo when it starts.
         world_size: number of processes.
         tmp_path: an empty folder; holds the rendezvous file.
-        timeout_s: limit in seconds for everything together, including the start of the processes.
         args: further arguments of `fn`, which must be picklable, as must its result.
         may_die: ranks that may end or stop without an answer; their result is None.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "numpy"])
+    context.set_forkserver_preload(PRELOAD)
     store = str(tmp_path / f"rendezvous-{time.monotonic_ns()}")
     inboxes, processes = [], []
     for rank in range(world_size):
         inbox, outbox = context.Pipe(duplex=False)
-        process = context.Process(target=_rank_main, args=(fn, rank, world_size, store, timeout_s, outbox, args))
+        process = context.Process(target=_rank_main, args=(fn, rank, world_size, store, outbox, args))
         process.start()
         outbox.close()  # the end of the process must be the end of the pipe
         inboxes.append(inbox)
         processes.append(process)
     try:
-        return _collect(inboxes, processes, time.monotonic() + timeout_s, may_die)
+        return _collect(inboxes, processes, time.monotonic() + LIMIT_S, may_die)
     finally:
         for process in processes:
             process.kill()
@@ -90,7 +93,6 @@ def _rank_main(
     rank: int,
     world_size: int,
     store: str,
-    timeout_s: float,
     outbox: Connection,
     args: Sequence[Any],
 ) -> None:
@@ -105,7 +107,7 @@ def _rank_main(
             init_method=f"file://{store}",
             rank=rank,
             world_size=world_size,
-            timeout=datetime.timedelta(seconds=timeout_s),
+            timeout=datetime.timedelta(seconds=LIMIT_S),
         )
         dist.barrier()  # a rank that ends at once would break the set-up of a slower one
         answer = (True, fn(rank, *args))

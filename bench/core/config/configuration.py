@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 import types
 import typing
 from collections.abc import Callable
@@ -116,6 +117,8 @@ class Configuration:
     def __post_init__(self) -> None:
         for option in self.options():
             value = getattr(self, option.name)
+            if isinstance(value, os.PathLike):  # Python has paths where the command line has text
+                value = os.fspath(value)
             if value is None and option.default is None:
                 continue
             try:

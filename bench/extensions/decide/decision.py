@@ -2,7 +2,8 @@
 
 The time to the target of a seed is composed: the extra time of the first steps, and the sum over all steps of its
 trajectory of the measured duration of such a step on the link. The step times of both methods are shared by all seeds,
-so their error widens the interval of the ratio, with a part of alpha of its own.
+so their error widens the interval of the ratio, with a part of alpha of its own. `benchmarks/decision_error.py`
+simulates how often the verdicts are wrong.
 """
 
 import dataclasses
@@ -157,9 +158,11 @@ def log_ratios(baseline: Sequence[SeedTime], candidate: Sequence[SeedTime]) -> l
 def shared_error(baseline: Evidence, candidate: Evidence, alpha: float) -> float:
     """Return the largest error of the mean log ratio that comes from the measured step times.
 
-    Both methods were timed in the same blocks. Each block gives a log ratio of the times of an average training, over
-    the candidate's seeds; the error is the half width of Student's interval of their mean. It is 0 if the times come
-    from whole runs, and infinite if there is only one block.
+    Both methods were timed in the same jobs. Each job gives one log ratio of the times of an average training, over the
+    candidate's seeds; the error is the half width of Student's interval of their mean. The blocks of a job share its
+    processes, memory and minute, so more of them say nothing about the error of the job. The bound holds if the number
+    of jobs does not depend on what they measured. It is 0 if the times come from whole runs, and infinite if there is
+    only one job.
 
     Args:
         baseline: what was measured of the baseline.
@@ -171,10 +174,9 @@ def shared_error(baseline: Evidence, candidate: Evidence, alpha: float) -> float
         return 0.0
     seeds = {each.seed for each in candidate.trajectories}
     common = dataclasses.replace(baseline, trajectories=[each for each in baseline.trajectories if each.seed in seeds])
-    ratios = [
-        math.log(theirs.training_s(common.steps, block) / ours.training_s(candidate.steps, block))
-        for block in range(len(theirs.seconds))
-    ]
+    steps, own_steps = common.steps, candidate.steps
+    jobs = range(len(theirs.seconds))
+    ratios = [math.log(theirs.training_s(steps, job) / ours.training_s(own_steps, job)) for job in jobs]
     if len(ratios) < 2:
         return math.inf
     return two_sided_quantile(alpha, len(ratios) - 1) * statistics.stdev(ratios) / math.sqrt(len(ratios))
@@ -185,9 +187,10 @@ def decide(baseline: Evidence, candidate: Evidence, rule: DecisionRule) -> Metho
     alpha = rule.alpha / rule.num_candidates
     error = shared_error(baseline, candidate, alpha * SHARED_PART)
     for_seeds = alpha * (1.0 - SHARED_PART) if error else alpha
-    ratios = log_ratios(baseline.times, candidate.times)
-    reached_by_baseline = {each.seed for each in baseline.times if each.reached}
-    reached = [each.reached for each in candidate.times if each.seed in reached_by_baseline]
+    base_times, times = baseline.times, candidate.times
+    ratios = log_ratios(base_times, times)
+    reached_by_baseline = {each.seed for each in base_times if each.reached}
+    reached = [each.reached for each in times if each.seed in reached_by_baseline]
     conclusion = judge_log_ratios(ratios, alpha=for_seeds, same=math.log(rule.same), shared_error=error)
     words: dict[str, TimeVerdict] = {"above": "faster", "below": "slower", "same": "same"}
     verdict = words.get(conclusion, "open")
@@ -208,7 +211,6 @@ def decide(baseline: Evidence, candidate: Evidence, rule: DecisionRule) -> Metho
         accuracy_verdict = quality.beyond  # or only this method diverged
     elif most < rule.accuracy_margin:
         accuracy_verdict = "within"
-    times = candidate.times
     return MethodDecision(
         method=candidate.method,
         num_seeds=len(times),

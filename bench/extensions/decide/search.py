@@ -39,9 +39,11 @@ TRAJECTORIES, WHOLE_RUNS = ".trajectories", ".whole-runs"
 LARGEST_DEVIATION = 0.10
 # The search ends if the baseline misses the target with each of this number of first seeds.
 ENOUGH_MISSES = 3
-# Steps are timed after each of the first seeds, because the speed of a machine drifts; a verdict takes four seeds.
-NUM_TIMINGS = 4
-LONGEST_TIMING_S, LONGEST_CHECK_TIMING_S = 4.0, 2.0
+# All jobs that time steps share the first four seeds, because the speed of a machine drifts. No method is decided
+# before the last job, because the error of the jobs is only bounded if their number is fixed.
+NUM_JOBS, JOBS_PER_SEED = 8, 2
+FEWEST_SEEDS = NUM_JOBS // JOBS_PER_SEED
+LONGEST_TIMING_S = 2.0
 # Steps are also timed on links of up to 16 times the rate, but not above what two cores emulate well.
 LARGEST_RATE_FACTOR, LARGEST_RATE_BPS = 16.0, 200e6
 
@@ -146,6 +148,7 @@ class Search:
         self.study.store(self.folder)
         self._target: float = getattr(self.methods[0].trajectory, self.study.quality.target_column)
         self._whole = self.study.is_time_dependent
+        self._jobs: list[dict[str, StepTimes]] = []
         self._times: dict[str, StepTimes] = {}
         self._known: dict[str, Trajectory] = {}  # trainings that were read, by the digest of their configuration
         self._seed_s = 0.0
@@ -177,23 +180,19 @@ class Search:
     def _add_seeds(self, seeds: Sequence[int]) -> str:
         """Train seed by seed; return why the search stopped although a method is open, or an empty text."""
         self._seeds_of = {method.name: [] for method in self.methods}
-        timings: list[dict[str, StepTimes]] = []
+        decisions: list[MethodDecision] = []
         stopped = f"after {seeds_in_words(len(seeds))} (--max-seeds)"
         for number, seed in enumerate(seeds, 1):
-            began = time.monotonic()
-            methods = self._open() if number > 1 else self.methods
-            if self._train(seed, methods):
-                self._seed_s = time.monotonic() - began
-            for method in methods:
-                self._seeds_of[method.name].append(seed)
+            methods = self.methods
+            if number > FEWEST_SEEDS:
+                is_open = {each.method for each in decisions if each.verdict == "open"}
+                methods = [self.methods[0], *(each for each in self.methods[1:] if each.name in is_open)]
+            self._train_and_time(number, seed, methods)
             if number == ENOUGH_MISSES:
                 self._check_target()
-            if not self._whole and number <= NUM_TIMINGS:
-                timings.append(self._time_steps(self.methods, f"seed {number}"))
-                self._times = joined(timings)
             decisions = self._decisions()
             self.live.say(_state(number, decisions))
-            if number >= min(NUM_TIMINGS, len(seeds)) and all(each.verdict != "open" for each in decisions):
+            if number >= min(FEWEST_SEEDS, len(seeds)) and all(each.verdict != "open" for each in decisions):
                 stopped = ""
                 break
             if time.monotonic() + self._seed_s > self.ends_at:
@@ -219,17 +218,35 @@ class Search:
                 f"{quality.relax}, or give more --epochs"
             )
 
-    def _open(self) -> list[Method]:
-        """Return the baseline and the methods that are not decided yet."""
-        is_open = {each.method for each in self._decisions() if each.verdict == "open"}
-        return [method for method in self.methods if method is self.methods[0] or method.name in is_open]
+    def _train_and_time(self, number: int, seed: int, methods: Sequence[Method]) -> None:
+        """Train the methods with one seed, in random order; also run the jobs that are due, half way and at the end.
+
+        Args:
+            number: number of the seed, counted from 1. With the first seed all jobs come at the end, because what a
+                method sends is only known once it was trained.
+            seed: the seed.
+            methods: the methods.
+        """
+        order = random.Random(f"{self.study.digest} {seed}").sample(list(methods), len(methods))
+        trained_s = 0.0
+        for place, half in enumerate((order[: len(order) // 2], order[len(order) // 2 :]), 1):
+            began = time.monotonic()
+            if self._train(seed, half):
+                trained_s += time.monotonic() - began
+            for method in half:
+                self._seeds_of[method.name].append(seed)
+            if self._whole or number == place == 1:
+                continue
+            while len(self._jobs) < min(JOBS_PER_SEED * (number - 1) + place, NUM_JOBS):
+                self._jobs.append(self._time_steps(self.methods, f"job {len(self._jobs) + 1}"))
+                self._times = joined(self._jobs)
+        self._seed_s = trained_s or self._seed_s
 
     def _train(self, seed: int, methods: Sequence[Method]) -> bool:
-        """Train the methods with one seed, in random order; return True if a run was missing.
+        """Train the methods with one seed, in this order; return True if a run was missing.
 
         If whole runs count, the methods are also trained on the link; only there, if their numbers depend on time.
         """
-        order = random.Random(f"{self.study.digest} {seed}").sample(list(methods), len(methods))
         names = {m.trajectory.config_id: m.name for m in methods} | {m.on_link.config_id: m.name for m in methods}
 
         def show(config: RunConfig, line: dict[str, Any]) -> None:
@@ -240,10 +257,10 @@ class Search:
 
         has_trained = False
         if not self.study.is_time_dependent:
-            configs = [dataclasses.replace(method.trajectory, seed=seed) for method in order]
+            configs = [dataclasses.replace(method.trajectory, seed=seed) for method in methods]
             has_trained |= train_missing(configs, self.folder / TRAJECTORIES, self.server, show)
         if self._whole:
-            configs = [dataclasses.replace(method.on_link, seed=seed) for method in order]
+            configs = [dataclasses.replace(method.on_link, seed=seed) for method in methods]
             has_trained |= train_missing(configs, self.folder / WHOLE_RUNS, self.server, show)
         return has_trained
 
@@ -268,15 +285,12 @@ class Search:
         baseline, *candidates = map(self._evidence, self.methods)
         return [decide(baseline, candidate, self.rule) for candidate in candidates]
 
-    def _time_steps(
-        self, methods: Sequence[Method], occasion: str, max_s: float = LONGEST_TIMING_S
-    ) -> dict[str, StepTimes]:
-        """Return the step times of the methods on their link; measure and store them unless they are in the folder.
+    def _time_steps(self, methods: Sequence[Method], occasion: str) -> dict[str, StepTimes]:
+        """Return the step times of the methods on their link, of one job; run it unless the folder has its times.
 
         Args:
             methods: the methods.
-            occasion: what distinguishes this measurement from others of the same methods on the same link.
-            max_s: seconds after which no further block of steps begins.
+            occasion: what distinguishes this job from others with the same methods on the same link.
         """
         configs = {method.name: method.on_link for method in methods}
         key = short_digest([occasion, *(config.config_id for config in configs.values())])
@@ -291,7 +305,7 @@ class Search:
             configs,
             levels,
             self.server,
-            max_s=max_s,
+            max_s=LONGEST_TIMING_S,
             on_block=lambda number: self.live.update([f"step times on the link, block {number}"], total=None),
         )
         write_json(path, {name: dataclasses.asdict(each) for name, each in times.items()})
@@ -320,9 +334,9 @@ class Search:
         path = self.folder / "step-times" / f"check-{config.digest}.json"
         if (stored := read_json(path)) is not None:
             return LinkCheck(**stored)
-        before = self._time_steps([method], f"before check {config.digest}", LONGEST_CHECK_TIMING_S)
+        before = self._time_steps([method], f"before check {config.digest}")
         whole = self._whole_run(method, config)
-        after = self._time_steps([method], f"after check {config.digest}", LONGEST_CHECK_TIMING_S)
+        after = self._time_steps([method], f"after check {config.digest}")
         losses = [[row["test_loss"] for row in each.run.rows[: whole.num_to_target]] for each in (whole, trajectory)]
         check = LinkCheck(
             method=method.name,
@@ -379,7 +393,7 @@ class Search:
                 study = dataclasses.replace(self.study, base=self.study.base | {"bandwidth": f"{bps:.0f}bit"})
                 on_link = {method.name: method.on_link for method in study.plan(self.server)}
                 methods = [dataclasses.replace(method, on_link=on_link[method.name]) for method in wanted]
-                times = self._time_steps(methods, "another rate", LONGEST_CHECK_TIMING_S)
+                times = self._time_steps(methods, "another rate")
             baseline, *candidates = (
                 dataclasses.replace(each, step_times=times[each.method])
                 for each in evidence

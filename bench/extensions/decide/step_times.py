@@ -5,7 +5,9 @@ affect all methods equally. Times are means, because means add up to the time of
 """
 
 import dataclasses
+import functools
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -89,30 +91,42 @@ class StepTimes:
 
     Attributes:
         nbytes: for each level, the mean bytes that a rank sent in a step.
-        seconds: [blocks][levels] mean duration of a step in seconds.
+        seconds: [jobs][blocks][levels] mean duration of a step in seconds; jobs may have different numbers of blocks.
     """
 
     nbytes: list[float]
-    seconds: list[list[float]]
+    seconds: list[list[list[float]]]
 
-    def training_s(self, steps: Mapping[float, float], block: int | None = None) -> float:
+    def training_s(self, steps: Mapping[float, float], job: int | None = None) -> float:
         """Return the duration of a training in seconds, without evaluations.
 
         Args:
             steps: number of steps by the bytes that a rank sends in each of them. The duration of a step is
                 interpolated between the two nearest levels.
-            block: the block whose times are used; None for the means over all blocks.
+            job: the job whose times are used; None for the means over all jobs, however many blocks each has.
         """
-        times = np.mean(self.seconds, axis=0) if block is None else np.asarray(self.seconds[block])
-        order = np.argsort(self.nbytes)
-        each_s = np.interp(list(steps), np.asarray(self.nbytes)[order], times[order])
+        nbytes, of_jobs, of_all = self._by_bytes
+        each_s = np.interp(list(steps), nbytes, of_all if job is None else of_jobs[job])
         return float(np.dot(each_s, list(steps.values())))
+
+    @functools.cached_property
+    def _by_bytes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Bytes of the levels, ascending; mean seconds of a step in each job, [jobs, levels], and over all jobs."""
+        order = np.argsort(self.nbytes)
+        of_jobs = np.array([np.mean(blocks, axis=0) for blocks in self.seconds])[:, order]
+        return np.asarray(self.nbytes)[order], of_jobs, of_jobs.mean(axis=0)
 
 
 def joined(measurements: Sequence[Mapping[str, StepTimes]]) -> dict[str, StepTimes]:
     """Return the step times of several measurements of the same methods on the same link together."""
-    blocks = {name: [block for each in measurements for block in each[name].seconds] for name in measurements[0]}
-    return {name: StepTimes(nbytes=measurements[0][name].nbytes, seconds=blocks[name]) for name in blocks}
+    of_methods = {name: [each[name] for each in measurements] for name in measurements[0]}
+    return {
+        name: StepTimes(
+            nbytes=[statistics.fmean(sent) for sent in zip(*(each.nbytes for each in found), strict=True)],
+            seconds=[job for each in found for job in each.seconds],
+        )
+        for name, found in of_methods.items()
+    }
 
 
 def measure_step_times(
@@ -167,6 +181,6 @@ def measure_step_times(
         own = [[entry[2:] for entry in block if entry[0] == number] for block in blocks]
         found[name] = StepTimes(
             nbytes=[float(sent) for sent in np.mean([[sent for _, sent in block] for block in own], axis=0)],
-            seconds=[[seconds for seconds, _ in block] for block in own],
+            seconds=[[[seconds for seconds, _ in block] for block in own]],
         )
     return found

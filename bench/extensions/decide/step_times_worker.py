@@ -4,6 +4,7 @@ The worker reads the folder's `config.json`. After every block of measurements, 
 `progress.jsonl`.
 """
 
+import dataclasses
 import itertools
 import math
 import random
@@ -20,6 +21,7 @@ from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.datasets.base import Dataset
 from bench.extensions.decide.step_times import PRECISION, StepTimesConfig
+from bench.models.base import seeded_network
 from bench.optimizers.base import HasPhases
 from bench.report.statistics import estimate
 from bench.strategies.base import BoundStrategy, Setup
@@ -34,7 +36,7 @@ from collectives.transport.base import TransportError
 from collectives.transport.process_group import gather_json
 
 # A block times at least this many steps of a method and level, and more if they take less than BLOCK_S together; of a
-# method that does not exchange something in every step, whole intervals.
+# method whose steps differ, such as one that does not exchange something in every step, whole intervals.
 FEWEST_STEPS, MOST_STEPS, BLOCK_S = 3, 30, 0.15
 FEWEST_BLOCKS = 5
 
@@ -50,15 +52,17 @@ class TimedMethod:
     """
 
     def __init__(self, config: RunConfig, folder: RunFolder, starts: list[int], device: torch.device) -> None:
+        config = dataclasses.replace(config, eval_every=0.0)  # an evaluation waits for what is sent in the background
         dataset: Dataset = spec.build("datasets", config.filled["dataset"])
-        torch.manual_seed(config.seed)
-        model = spec.build("models", config.filled["model"]).build(dataset.num_classes).to(device)
+        model = seeded_network(config.filled["model"], dataset, config.seed).to(device)
         kinds = ("compressor", "collective", "optimizer")
         parts = {kind: spec.build(f"{kind}s", config.filled[kind]) for kind in kinds}
         parts["collective"] = on_links(parts["collective"], link_rates(config))
         self.strategy: BoundStrategy = spec.build("strategies", config.filled["strategy"]).bind(
             Setup(config=config, model=model, device=device, **parts)
         )
+        # Steps after which a step does the same again.
+        self.interval = math.lcm(self.strategy.interval * parts["compressor"].traits.period, parts["optimizer"].period)
         # Counts steps and reports progress as in a run, because that takes time too; it writes no rows.
         self._recorder = Recorder(config, folder, self.strategy, time.time())
         self._trainer = Trainer(
@@ -76,11 +80,12 @@ class TimedMethod:
     def time_steps(self, level: int, count: int) -> tuple[float, float]:
         """Make `count` training steps; return the mean duration of a step in seconds, and the bytes sent per step."""
         trainer, recorder = self._trainer, self._recorder
-        trainer.step = self._starts[level]
+        trainer.step = trainer.own_steps = self._starts[level]
         optimizer: object = self.strategy.optimizer
         if isinstance(optimizer, HasPhases):
             optimizer.go_to(trainer.step)
         trainer.train_until(trainer.step + 1)  # not timed: another method has just used the processor's caches
+        self.strategy.begin_interval()
         sent, trained_s = self._sent_bytes(), recorder.train_time_s
         dist.barrier()
         trainer.train_until(trainer.step + count)
@@ -103,8 +108,9 @@ def run(config: StepTimesConfig, folder: RunFolder) -> None:
             for each, starts in zip(config.methods, config.starts, strict=True)
         ]
         subjects = [(number, level) for number, starts in enumerate(config.starts) for level in range(len(starts))]
-        order = random.Random(config.seed)
-        counts = dict.fromkeys(subjects, 1)
+        # Every job has an order of its own: what all jobs have in common would be missing in the spread between them.
+        order = random.Random(gather_json(random.SystemRandom().getrandbits(32))[0])
+        counts = {subject: min(methods[subject[0]].interval, MOST_STEPS) for subject in subjects}
         seconds: dict[tuple[int, int], list[float]] = {subject: [] for subject in subjects}
         began = time.monotonic()
         for block in itertools.count(-1):  # the first block fills buffers and finds out how long steps take
@@ -115,7 +121,7 @@ def run(config: StepTimesConfig, folder: RunFolder) -> None:
             if block < 0:
                 steps = [math.ceil(BLOCK_S / step_s) for step_s, _ in everyone[0]]
                 for subject, wanted in zip(subjects, steps, strict=True):
-                    interval = methods[subject[0]].strategy.interval
+                    interval = methods[subject[0]].interval
                     counts[subject] = math.ceil(min(max(FEWEST_STEPS, wanted), MOST_STEPS) / interval) * interval
                 continue
             entries = []

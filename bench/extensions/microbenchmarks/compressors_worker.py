@@ -22,7 +22,7 @@ from bench.core.errors import BenchError, RunFailed
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.datasets.base import Dataset
 from bench.extensions.microbenchmarks.options import CompressorsConfig, interleave
-from bench.models.base import Model
+from bench.models.base import seeded_network
 from bench.optimizers.torch_optimizers import Sgd
 from bench.strategies.ddp import WHOLE_MODEL_MB, buckets_of
 from bench.train import data, partition
@@ -250,9 +250,8 @@ def run(config: CompressorsConfig, folder: RunFolder) -> None:
         "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     }
     device = set_up_device(config.device, config.threads)
-    torch.manual_seed(config.seed)
     dataset = cast(Dataset, spec.build("datasets", config.dataset))
-    model = cast(Model, spec.build("models", config.model)).build(dataset.num_classes).to(device)
+    model = seeded_network(config.model, dataset, config.seed).to(device)
     layers = layers_of(model)
     count = min(NUM_GRADIENTS, config.repeats)
     if config.gradients == "recorded":

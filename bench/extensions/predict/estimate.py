@@ -27,7 +27,7 @@ from bench.extensions.predict.calibration import (
 from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.request import BASELINE
 from bench.extensions.predict.step_parts import growth_in_parts
-from bench.models.base import Model
+from bench.models.base import Model, build_network
 from bench.strategies.ddp import bucket_size, buckets_of
 from collectives.base import Key
 from collectives.payloads.base import Payload
@@ -92,9 +92,9 @@ def estimated(config: PredictConfig) -> EstimatedCalibration:
         raise UsageError("only a calibration shows how ranks slow each other down on --shared-cores; leave it out")
     step_s = parse_duration(config.step_time)
     dataset = cast(Dataset, spec.build("datasets", config.dataset or DATASET))
-    model, num_classes = cast(Model, spec.build("models", config.model)), dataset.num_classes
-    with torch.device("meta"):
-        layers = [dataclasses.replace(layer, weight=None) for layer in layers_of(model.build(num_classes))]
+    model = cast(Model, spec.build("models", config.model))
+    with torch.device("meta"), spec.usage_errors():
+        layers = [dataclasses.replace(layer, weight=None) for layer in layers_of(build_network(model, dataset))]
     bucket_mb = bucket_size(layers)
     buckets = buckets_of([layer for layer in layers if layer.numel], bucket_mb)
     batch_s, update_s = BATCH_SHARE * step_s, UPDATE_SHARE * step_s

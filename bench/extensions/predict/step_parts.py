@@ -30,7 +30,7 @@ from bench.extensions.predict.calibration import (
     MessageProfile,
 )
 from bench.extensions.predict.options import CalibrateConfig
-from bench.models.base import Model
+from bench.models.base import seeded_network
 from bench.optimizers.base import Optimizer
 from bench.strategies.ddp import wrap
 from bench.train import partition
@@ -97,11 +97,10 @@ class StepParts:
     """
 
     def __init__(self, config: CalibrateConfig) -> None:
-        torch.manual_seed(config.seed)
         device = torch.device("cpu")
         dataset = cast(Dataset, spec.build("datasets", config.dataset))
         self._task = dataset.task
-        model = cast(Model, spec.build("models", config.model)).build(dataset.num_classes)
+        model = seeded_network(config.model, dataset, config.seed)
         self._ddp: DistributedDataParallel = wrap(model, device, config.bucket_mb)
         # The gradients never reach the optimizer.
         self._optimizer = cast(Optimizer, spec.build("optimizers", config.optimizer)).bind(model, 0.0)

@@ -186,6 +186,10 @@ class LocalTraining(BoundStrategy):
         return report
 
     @override
+    def begin_interval(self) -> None:
+        self._local.begin_interval()
+
+    @override
     def synchronize(self) -> None:
         """Let the model hold the outer copy, which is equal on all ranks, until the next step."""
         self._local.show_outer()

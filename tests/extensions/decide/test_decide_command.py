@@ -96,7 +96,6 @@ def test_files_hold_both_parts_of_a_composed_time() -> None:
     assert picture(result).alt == " ".join(sentences(result))
 
 
-@pytest.mark.timeout(300)
 def test_a_decision_is_resumed_and_asked_again_for_another_link(tmp_path: Path) -> None:
     options = ["--model", "linear", "--epochs", "2", "--train-size", "320", "--test-size", "64", "--threads", "1"]
     options += ["--method", "powersgd", "--target-accuracy", "0.2", "--max-seeds", "2", "--json", "--seed", "7"]

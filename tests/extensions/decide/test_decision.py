@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import statistics
 
 import pytest
 
@@ -23,7 +24,7 @@ from bench.report.store import Run
 from tests.testing.fake_rows import fake_row
 
 RULE = DecisionRule(alpha=0.05, num_candidates=1, same=1.03, accuracy_margin=0.01)
-TIMES = StepTimes(nbytes=[100.0, 1000.0], seconds=[[0.01, 0.1], [0.01, 0.1], [0.01, 0.1]])
+TIMES = StepTimes(nbytes=[100.0, 1000.0], seconds=[[[0.01, 0.1]], [[0.01, 0.1]], [[0.01, 0.1]]])
 
 
 def run_of(accuracies: list[float], seed: int = 1, **values: object) -> Run:
@@ -110,8 +111,8 @@ def test_there_are_at_most_eight_levels() -> None:
 def test_the_time_of_a_training_is_the_sum_of_its_steps() -> None:
     assert TIMES.training_s({100.0: 10, 1000.0: 5}) == pytest.approx(10 * 0.01 + 5 * 0.1)
     assert TIMES.training_s({550.0: 2}) == pytest.approx(2 * 0.055)  # half way between the levels
-    uneven = StepTimes(nbytes=[100.0], seconds=[[1.0], [3.0]])
-    assert [uneven.training_s({100.0: 2}, block) for block in (0, 1, None)] == [2.0, 6.0, 4.0]
+    uneven = StepTimes(nbytes=[100.0], seconds=[[[1.0], [1.2], [0.8]], [[3.0]]])
+    assert [uneven.training_s({100.0: 2}, job) for job in (0, 1, None)] == pytest.approx([2.0, 6.0, 4.0])
 
 
 def test_a_seed_that_missed_the_target_is_never_faster() -> None:
@@ -130,16 +131,28 @@ def test_a_seed_that_missed_the_target_is_never_faster() -> None:
     assert log_ratios(missing.times, candidate.times) == [0.0]  # only the second seed makes a pair
 
 
+def of_jobs(*jobs: list[float]) -> StepTimes:
+    return StepTimes(nbytes=[100.0], seconds=[[[block] for block in blocks] for blocks in jobs])
+
+
 def test_the_error_of_shared_step_times_is_that_of_their_ratio() -> None:
-    slow = StepTimes(nbytes=[100.0], seconds=[[0.02], [0.022], [0.018], [0.02]])
-    fast = StepTimes(nbytes=[100.0], seconds=[[0.01], [0.011], [0.009], [0.01]])
+    slow, fast = of_jobs([0.02], [0.022], [0.018], [0.02]), of_jobs([0.01], [0.011], [0.009], [0.01])
     assert shared_error(evidence([10], slow), evidence([10], fast), 0.01) == pytest.approx(0.0, abs=1e-12)
-    steady = StepTimes(nbytes=[100.0], seconds=[[0.01]] * 4)
+    steady = of_jobs([0.01], [0.01], [0.01], [0.01])
     logs = [math.log(each / 0.01) for each in (0.02, 0.022, 0.018, 0.02)]
-    mean = sum(logs) / 4
-    sd = math.sqrt(sum((each - mean) ** 2 for each in logs) / 3)
-    expected = two_sided_quantile(0.01, 3) * sd / 2
+    expected = two_sided_quantile(0.01, 3) * statistics.stdev(logs) / 2
     assert shared_error(evidence([10], slow), evidence([10], steady), 0.01) == pytest.approx(expected)
+
+
+def test_further_blocks_of_a_job_do_not_reduce_its_error() -> None:
+    steady = of_jobs([0.01], [0.01], [0.01])
+    errors = [
+        shared_error(evidence([10], of_jobs(*([seconds] * blocks for seconds in (0.02, 0.022, 0.018)))), own, 0.01)
+        for blocks, own in ((1, evidence([10], steady)), (50, evidence([10], of_jobs(*[[0.01] * 50] * 3))))
+    ]
+    assert errors[0] == pytest.approx(errors[1])
+    one_job = of_jobs([0.02, 0.022, 0.018]), of_jobs([0.01] * 3)
+    assert shared_error(evidence([10], one_job[0]), evidence([10], one_job[1]), 0.01) == math.inf
 
 
 def test_decisions() -> None:
@@ -153,9 +166,9 @@ def test_decisions() -> None:
 
 
 def test_the_step_times_take_their_part_of_alpha() -> None:
-    noisy = StepTimes(nbytes=[100.0], seconds=[[0.01], [0.03], [0.01], [0.02]])
-    pair = evidence([100] * 8), evidence([60, 61, 60, 59, 62, 60, 61, 60], noisy)
-    wide, narrow = decide(*pair, RULE), decide(pair[0], evidence([60, 61, 60, 59, 62, 60, 61, 60]), RULE)
+    noisy, steady = of_jobs([0.01], [0.03], [0.01], [0.02]), of_jobs([0.01], [0.01], [0.01], [0.01])
+    pair = evidence([100] * 8, steady), evidence([60, 61, 60, 59, 62, 60, 61, 60], noisy)
+    wide, narrow = decide(*pair, RULE), decide(pair[0], evidence([60, 61, 60, 59, 62, 60, 61, 60], steady), RULE)
     error = shared_error(*pair, RULE.alpha * SHARED_PART)
     assert wide.verdict == "open"
     assert narrow.verdict == "faster"

@@ -34,7 +34,9 @@ def test_blocks_are_added_while_a_claim_is_undecided(tmp_path: Path, monkeypatch
         asked.append(len(configs))
         seconds = {"none": 0.2, "topk": 0.1}
         return {
-            name: StepTimes(nbytes=[100.0], seconds=[[seconds[config.compressor] + block / 1000] for block in range(3)])
+            name: StepTimes(
+                nbytes=[100.0], seconds=[[[seconds[config.compressor] + block / 1000] for block in range(3)]]
+            )
             for name, config in configs.items()
         }
 

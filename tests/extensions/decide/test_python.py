@@ -20,7 +20,6 @@ OPTIONS: RunOptions = {
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_decide_gives_the_answer_of_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "study"
     answer = bench.decide(["powersgd"], max_seeds=1, out=out, quiet=True, **OPTIONS)

@@ -1,7 +1,6 @@
 """The search for an answer, with faked trainings and step times: seeds that it trains, when it stops, its checks."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -52,7 +51,7 @@ class Fakes:
         return dataclasses.replace(found, train_time_s=0.01 * steps * (self.link_s if folder == WHOLE_RUNS else 1.0))
 
     def times(self, configs: Mapping[str, RunConfig], *_: object, **__: object) -> dict[str, StepTimes]:
-        return {name: StepTimes(nbytes=[100.0], seconds=[[0.01], [0.01]]) for name in configs}
+        return {name: StepTimes(nbytes=[100.0], seconds=[[[0.01], [0.01]]]) for name in configs}
 
 
 @pytest.fixture
@@ -151,18 +150,28 @@ def test_a_busy_machine_is_told() -> None:
     assert warning.startswith("other programs took 40% of the cores while methods were trained")
 
 
-def test_steps_are_timed_after_each_of_the_first_four_seeds(
+def test_eight_jobs_time_steps_during_the_first_four_seeds(
     fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    numbers = itertools.count(1)
+    trained_before: list[int] = []
 
     def drifting(configs: Mapping[str, RunConfig], *_: object, **__: object) -> dict[str, StepTimes]:
-        slower = float(next(numbers))
-        return {name: StepTimes(nbytes=[100.0], seconds=[[0.01 * slower]]) for name in configs}
+        trained_before.append(len(fakes.trained))
+        return {name: StepTimes(nbytes=[100.0], seconds=[[[0.01 * len(trained_before)]]]) for name in configs}
 
     monkeypatch.setattr(search, "measure_step_times", drifting)
     result = run_search(tmp_path)
-    assert result.evidence[0].step_times == StepTimes(nbytes=[100.0], seconds=[[0.01], [0.02], [0.03], [0.04]])
+    jobs = StepTimes(nbytes=[100.0], seconds=[[[0.01 * number]] for number in range(1, 9)])
+    assert {each.method: each.step_times for each in result.evidence} == dict.fromkeys(NAMES, jobs)
+    assert trained_before == [3, 3, 4, 6, 7, 9, 10, 12]  # of three methods, one is trained before the job half way
+    again = run_search(tmp_path)
+    assert (again.decisions, again.evidence[0].step_times, len(trained_before)) == (result.decisions, jobs, 8)
+
+
+def test_no_method_is_decided_before_the_last_job(fakes: Fakes, tmp_path: Path) -> None:
+    rule = DecisionRule(alpha=0.5, num_candidates=1, same=1.03, accuracy_margin=0.01)  # two seeds would do
+    result = run_search(tmp_path, rule=rule)
+    assert next(each.num_seeds for each in result.decisions if each.method == "topk") == 4
 
 
 def search_of(study: Study, methods: list[Method], folder: Path) -> Search:

@@ -128,11 +128,10 @@ def test_a_failing_rank_is_named_and_the_rows_before_are_kept(tmp_path: Path) ->
 def test_an_interrupted_sweep_leaves_nothing(tmp_path: Path) -> None:
     out = tmp_path / "sums.csv"
     process = start(*QUICK, "--sizes", "400,4kB", "--iters", "500000", "--out", str(out), TMPDIR=str(tmp_path))
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("bench-collectives-*/logs/*/attempt_0/0")) and time.monotonic() < deadline:
+    while not list(tmp_path.glob("bench-collectives-*/logs/*/attempt_0/0")):
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate()
     assert process.returncode == 130
     assert "bench: stopped by the user; no row was finished, so none is kept\n" in error
     assert not list(tmp_path.glob("bench-collectives-*"))

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.cli.test_deaths import assert_says_when_stopped, kill, wait_until
 from tests.testing.invoke import execute, start
-
-pytestmark = pytest.mark.timeout(300)
 
 SUMS = ("collectives", "--sizes", "4kB", "--collectives", "ring", "--iters", "5000", "--rounds", "1000")
 

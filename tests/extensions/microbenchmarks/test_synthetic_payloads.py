@@ -11,11 +11,12 @@ from bench.extensions.microbenchmarks.collectives_worker import payload_of, supp
 from bench.extensions.microbenchmarks.options import CollectivesConfig
 from collectives.payloads import Dense, Sparse, SparseCodes
 from collectives.payloads.base import Payload
+from tests.testing.limits import LIMIT_S
 from tests.testing.memory_transport import MemoryTransport, run_threads
 
 CONFIG = CollectivesConfig(
     pairs=(("ring", "none"),), sizes="4kB", iters=1, warmup=0, rounds=1,
-    world_size=3, ranks_per_host=3, device="cpu", threads=1, timeout_s=20.0,
+    world_size=3, ranks_per_host=3, device="cpu", threads=1, timeout_s=LIMIT_S,
 )  # fmt: skip
 COUNT = 102_400
 

@@ -10,7 +10,6 @@ from tests.hosts.test_forwarder import skip_without_forwarder
 from tests.testing.invoke import execute, invoke
 
 
-@pytest.mark.timeout(180)
 def test_rows_say_which_trace_was_followed_and_what_that_cost(tmp_path: Path) -> None:
     skip_without_forwarder()
     path = tmp_path / "cell.trace"

@@ -11,8 +11,6 @@ import pytest
 from tests.cli.test_deaths import wait_until
 from tests.testing.invoke import REPOSITORY, start
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="there is no folder that shows what is left")
 def test_a_measurement_of_shared_memory_that_is_stopped_leaves_none() -> None:
@@ -26,6 +24,6 @@ def test_a_measurement_of_shared_memory_that_is_stopped_leaves_none() -> None:
 
     wait_until(measures, process)
     process.send_signal(signal.SIGTERM)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate()
     assert process.returncode == 130, error
     assert not any(Path(path).exists() for path in held)

@@ -33,6 +33,5 @@ def test_a_path_that_cannot_be_used(
     assert "\n" not in answer.error
 
 
-@pytest.mark.timeout(300)
 def test_a_signal_says_that_no_part_was_measured(tmp_path: Path) -> None:
     assert_says_when_stopped("calibrate", "--model", "linear", kept="no part was measured yet", folder=tmp_path)

@@ -6,21 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_startup import refused_where_torch_is_broken
+from tests.cli.test_startup import assert_refused_where_torch_is_broken
 from tests.extensions.predict.calibrations import written
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ("calibrate --batch-size 5000", "is larger than a rank's shard"),
-        ("calibrate --compressors auto", "auto encodes nothing itself"),
-        ("predict --compressor nope", "there is no compressor 'nope'"),
-    ],
-)
-def test_a_wrong_component_is_refused_without_torch(
-    arguments: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_component_is_refused_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     written(tmp_path)
-    assert sentence in refused_where_torch_is_broken(*arguments.split(), folder=tmp_path)
+    assert_refused_where_torch_is_broken({
+        "calibrate --batch-size 5000": "is larger than a rank's shard",
+        "calibrate --compressors auto": "auto encodes nothing itself",
+        "predict --compressor nope": "there is no compressor 'nope'",
+    }, tmp_path)  # fmt: skip

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_startup import refused_where_torch_is_broken
+from tests.cli.test_startup import assert_refused_where_torch_is_broken
 from tests.testing.invoke import execute, invoke, rows
-
-pytestmark = pytest.mark.timeout(300)
 
 TUNE = (
     "tune", "--model", "linear", "--train-size", "256", "--test-size", "64", "--batch-size", "16", "--epochs", "1",
@@ -165,5 +163,4 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_tried(
 
 def test_a_wrong_component_is_refused_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    refusal = refused_where_torch_is_broken("tune", "--compressors", "topk:ratoi=1", folder=tmp_path)
-    assert "topk has no option 'ratoi'" in refusal
+    assert_refused_where_torch_is_broken({"tune --compressors topk:ratoi=1": "topk has no option 'ratoi'"}, tmp_path)

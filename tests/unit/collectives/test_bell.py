@@ -26,9 +26,7 @@ def test_another_thread_is_heard() -> None:
     bell = WakeupEvent()
     ringer = threading.Thread(target=bell.ring)
     ringer.start()
-    deadline = time.monotonic() + 10
-    while not bell.is_ringing and time.monotonic() < deadline:
+    while not bell.is_ringing:
         time.sleep(0.001)
-    assert bell.is_ringing
     ringer.join()
     bell.close()

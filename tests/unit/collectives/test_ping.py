@@ -39,7 +39,7 @@ def test_a_closed_ping_server_refuses_and_leaves_neither_thread_nor_socket() -> 
     assert ping_all({0: ping_server.address}, within_s=2) == {0: True}
     ping_server.close()
     assert ping_all({0: ping_server.address}, within_s=2) == {0: False}
-    thread.join(5)
+    thread.join()
     assert not thread.is_alive()
     assert num_files() == files
 

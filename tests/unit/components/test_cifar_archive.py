@@ -11,7 +11,6 @@ import re
 import socket
 import tarfile
 import threading
-import time
 import urllib.error
 import warnings
 from collections.abc import Iterator
@@ -180,11 +179,9 @@ def test_a_refused_connection_names_the_reason_and_the_alternatives(tmp_path: Pa
 
 
 def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        started = time.monotonic()
-        with pytest.raises(DatasetError, match=r"the server was silent for 0.3 s"):
-            SmallCifar10(url=f"http://127.0.0.1:{silent.getsockname()[1]}/x.tar.gz").prepare(tmp_path)
-        assert time.monotonic() - started < 3
+    silent_for = pytest.raises(DatasetError, match=r"the server was silent for 0.3 s")
+    with socket.create_server(("127.0.0.1", 0)) as silent, silent_for:
+        SmallCifar10(url=f"http://127.0.0.1:{silent.getsockname()[1]}/x.tar.gz").prepare(tmp_path)
     assert socket.getdefaulttimeout() is None
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bench.core import spec
+from bench.core import functions, spec
 from bench.core.errors import UsageError
 from bench.models.base import try_forward
 
@@ -46,6 +46,22 @@ def fails():
 
 def nothing():
     return None
+
+
+def pair():
+    return nn.Linear(6, 2), 1
+
+
+def weights():
+    return {"weight": torch.zeros(2)}
+
+
+def only_class():
+    return Net
+
+
+def layers():
+    return [nn.Linear(6, 2), nn.ReLU()]
 
 
 def needs(module: nn.Module):
@@ -130,14 +146,6 @@ def lists():
     return [[1, 2], [0, 1]], [[1, 2], [0, 1]]
 
 
-class WrongTargets(Items):
-    targets = [1, 0, 1]
-
-
-def wrong_targets():
-    return WrongTargets(3), Items(2)
-
-
 def split():
     train, test = torch.utils.data.random_split(WithTargets(10), [6, 4])
     return train, test
@@ -215,6 +223,10 @@ def test_a_wrong_function_is_refused_in_one_sentence(files: Path, text: str, mes
     [
         ("net.py:fails", "net.py:fails cannot be used: line 31: ValueError: boom"),
         ("net.py:nothing", "net.py:nothing must return a torch.nn.Module, and returned NoneType"),
+        ("net.py:pair", r"net.py:pair must return a torch.nn.Module, and returned tuple of 2 \(Linear, int\)"),
+        ("net.py:weights", "net.py:weights must return a torch.nn.Module, and returned dict with the keys 'weight'"),
+        ("net.py:only_class", "net.py:only_class must return a torch.nn.Module, and returned the class Net"),
+        ("net.py:layers", r"net.py:layers must return a torch.nn.Module, and returned list of 2 \(Linear, ReLU\)"),
     ],
 )
 def test_a_function_that_builds_no_network_is_refused(files: Path, text: str, message: str) -> None:
@@ -241,6 +253,75 @@ def test_a_module_beside_the_file_is_found_before_installed_ones(files: Path) ->
         "import tabnanny\nfrom torch import nn\n\n\ndef build():\n    return nn.Linear(tabnanny.WIDTH, 1)\n"
     )
     assert spec.build("models", f"{files}/own.py:build").build(2).in_features == 3
+
+
+ONCE = """
+import dataclasses
+import inspect
+import pickle
+import sys
+
+import torch
+from torch import nn
+
+torch.library.define("executed_once::{name}", "(Tensor x) -> Tensor")
+
+
+@dataclasses.dataclass
+class Settings:
+    width: int = 3
+
+
+def build():
+    return nn.Linear(pickle.loads(pickle.dumps(Settings())).width, len(inspect.getsource(Settings).splitlines()))
+
+
+def load():
+    return [(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))] * 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "data"),
+    [
+        ("one_file", "one_file.py:build", "./one_file.py:load"),
+        ("by_path.then", "by_path/then.py:build", "by_path.then:load"),
+        ("by_module.first", "by_module.first:build", "by_module/first.py:load"),
+        ("before", "before.py:build", "imports.py:load"),
+        ("after", "imports.py:build", "after.py:load"),
+    ],
+)
+def test_a_process_executes_a_file_once(name: str, model: str, data: str, files: Path) -> None:
+    path = files / f"{name.replace('.', '/')}.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(ONCE.replace("{name}", path.stem))
+    (files / "imports.py").write_text(f"from {name} import build, load\n")
+    assert spec.build("models", model).build(2).weight.shape == (3, 3)
+    assert spec.build("datasets", data).sizes() == (4, 4)
+
+
+def test_a_file_of_a_package_imports_its_neighbours(files: Path) -> None:
+    (files / "package_of_mine/inner").mkdir(parents=True)
+    for folder in ("package_of_mine", "package_of_mine/inner"):
+        (files / folder / "__init__.py").touch()
+    (files / "package_of_mine/widths.py").write_text("WIDTH = 3\n")
+    (files / "package_of_mine/inner/net.py").write_text(
+        "import sibling\nfrom torch import nn\n\nfrom ..widths import WIDTH\n\n\n"
+        "def build():\n    return nn.Linear(WIDTH, sibling.OUT)\n"
+    )
+    (files / "package_of_mine/inner/sibling.py").write_text("OUT = 4\n")
+    assert spec.build("models", "package_of_mine/inner/net.py:build").build(2).weight.shape == (4, 3)
+
+
+def test_what_a_file_draws_while_it_is_imported_is_the_same_in_every_process(files: Path) -> None:
+    values = []
+    for name in ("first", "second"):
+        (files / f"{name}_drawn.py").write_text(
+            "import random\n\nimport numpy as np\n\nVALUES = random.random(), np.random.rand()\n\n\n"
+            "def values():\n    return VALUES\n"
+        )
+        values.append(functions.find(f"{name}_drawn.py:values").call())
+    assert values[0] == values[1]
 
 
 def test_only_models_and_data_sets_can_be_functions(files: Path) -> None:
@@ -311,9 +392,9 @@ def test_a_random_split_is_the_same_in_every_process_and_keeps_its_labels(files:
 
 
 def test_an_item_that_cannot_be_read_is_named(files: Path) -> None:
-    train, _ = spec.build("datasets", "data.py:fails_later").load(files, seed=1)
+    dataset = spec.build("datasets", "data.py:fails_later")
     with pytest.raises(UsageError, match=r"data.py:fails_later cannot be used: line \d+: ValueError: item 3 is broken"):
-        train.inputs[0:5]
+        dataset.load(files, seed=1)
 
 
 def test_pixels_are_scaled_and_changed_only_on_request(files: Path) -> None:
@@ -335,7 +416,6 @@ def test_pixels_are_scaled_and_changed_only_on_request(files: Path) -> None:
         ("shapes", r"training inputs have the shape \(2,\) and test inputs \(4,\)"),
         ("words", "data.py:words: the training set must be a torch Dataset or a pair of tensors, and is str"),
         ("lists", "the training set must be a torch Dataset or a pair of tensors, and is list of 2"),
-        ("wrong_targets", "has label 0 in its first item and 1 in its attribute targets"),
         ("pairs:crop_and_flip=true", r"crop_and_flip=true needs images \[3, height, width\], and inputs are \(2, 3\)"),
     ],
 )

@@ -1,5 +1,6 @@
 """Folders of images, written here with Pillow."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,24 @@ def test_classes_sizes_and_pixels_are_those_of_the_folder(folder: Path) -> None:
     assert batch[:, :, 8, 8].tolist() == [list(COLOURS["dog"]), list(COLOURS["cat"])]
     assert dataset.normalise(batch).shape == (2, 3, 14, 14)
     assert len(test) == 4
+
+
+def test_images_are_found_once_and_a_note_says_what_is_left_out(folder: Path) -> None:
+    cats = folder / "train" / "cat"
+    (cats / "loop").symlink_to(cats)
+    (cats / "0-again.png").symlink_to(cats / "0.png")
+    (cats / "._0.png").write_bytes(b"of another system")
+    (cats / "notes.txt").write_text("no image")
+    (folder / "train" / ".cache").mkdir()
+    os.mkfifo(cats / "pipe.png")
+    dataset = spec.build("datasets", f"imagefolder:path={folder}")
+    assert (dataset.num_classes, dataset.sizes()) == (2, (8, 4))
+    (note,) = dataset.warnings()
+    assert note == (
+        f"imagefolder leaves out 1 hidden ({cats}/._0.png), 2 known by another name ({cats}/0-again.png, {cats}/loop), "
+        f"1 of another kind, such as pipes and sockets ({cats}/pipe.png), 1 outside the folders of classes "
+        f"({folder}/train/.cache), 1 without the ending of an image ({cats}/notes.txt)"
+    )
 
 
 def test_training_cuts_out_random_squares_or_mirror_images(folder: Path) -> None:

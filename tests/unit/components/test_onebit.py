@@ -168,7 +168,7 @@ def test_with_exact_means_and_equal_gradients_many_ranks_are_one() -> None:
 
 
 @pytest.mark.parametrize("scale", ["l1", "l2"])
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_ranks", [1, 3, *(pytest.param(more, marks=pytest.mark.long) for more in (2, 5))])
 def test_residuals_hold_what_was_not_sent(num_ranks: int, scale: Any) -> None:
     def train(transport: MemoryTransport) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         optimizer = cast(OneBitOptimizer, Rank(transport, OneBitAdam(scale=scale)).optimizer)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import lzma
+import os
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -66,7 +68,55 @@ def test_no_file_is_both_held_out_and_trained_on(folder: Path) -> None:
     assert not train & test
     assert len(train | test) == 12
     (note,) = dataset.warnings()
-    assert note == "text leaves out 2 files that are not UTF-8 text: picture.png, zeros.bin"
+    assert note == (
+        "text leaves out 1 empty (empty.txt), 1 known by another name (link.txt), "
+        "2 without UTF-8 text (picture.png, zeros.bin)"
+    )
+
+
+def test_links_are_followed_once_and_a_note_says_what_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, elsewhere = tmp_path / "text", tmp_path / "elsewhere"
+    for folder in (text / "own", text / "locked", text / ".git", text / "results" / "runs", elsewhere / "deep"):
+        folder.mkdir(parents=True)
+        (folder / "file.txt").write_text(str(folder) * 20)
+    (text / "20261126T000000-run-s1-0123456789").mkdir()  # of a run
+    (text / os.fsdecode(b"\xff.txt")).write_text("a name that is not UTF-8")
+    for name, target in {
+        "file": elsewhere / "deep" / "file.txt", "folder": elsewhere, "loop": ".", "above": "..", "gone": "nowhere",
+        "round": "round", "z": "own", "elsewhere": "folder",
+    }.items():  # fmt: skip
+        (text / name).symlink_to(target)
+    (elsewhere / "back").symlink_to(text)
+    os.mkfifo(text / "pipe")
+    os.link(text / "own" / "file.txt", text / "own" / "same.txt")
+    scan = os.scandir
+
+    def refuse(path: Path) -> Any:
+        if Path(path).name == "locked":  # to root, every folder is readable
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    dataset = build(f"text:path={text}")
+    assert dataset.corpus.names == ("elsewhere/deep/file.txt", "own/file.txt", os.fsdecode(b"\xff.txt"))
+    (note,) = (note for note in dataset.warnings() if "leaves out" in note)
+    assert note == (
+        "text leaves out 2 behind a broken link (gone, round), 1 hidden (.git), 7 known by another name (above, "
+        "elsewhere/back, file, ...), 1 of another kind, such as pipes and sockets (pipe), 1 unreadable (locked), "
+        "2 with results of bench (20261126T000000-run-s1-0123456789, results/runs)"
+    )
+    through_a_link = tmp_path / "link"
+    through_a_link.symlink_to(text)
+    assert build(f"text:path={through_a_link}").hash == dataset.hash
+
+
+def test_a_file_that_vanishes_after_it_was_found_is_named(folder: Path) -> None:
+    dataset = build(f"text:path={folder},context=8")
+    (folder / "0.txt").unlink()
+    with pytest.raises(UsageError, match=r"0\.txt could be read before, but not now \(No such file"):
+        dataset.load(NOWHERE, seed=1)
 
 
 def test_held_out_files_follow_from_their_names_alone() -> None:
@@ -174,9 +224,10 @@ def test_outputs_of_a_wrong_shape_are_named(outputs: object, problem: str) -> No
 @pytest.mark.parametrize(
     ("files", "options", "message"),
     [
+        ("a file", "", r"gone is not a folder; give a folder of text files with text:path=FOLDER$"),
         (None, "", r"there is no folder .*gone; give a folder of text files with text:path=FOLDER$"),
         ({}, "", r".*gone has no file of UTF-8 text; give another --dataset or folder$"),
-        ({"a.bin": b"\xff"}, "", "has no file of UTF-8 text"),
+        ({"a.bin": b"\xff"}, "", r"has no file of UTF-8 text, and it leaves out 1 without UTF-8 text \(a\.bin\); give"),
         (
             {"a.txt": b"x" * 999},
             "",
@@ -186,10 +237,12 @@ def test_outputs_of_a_wrong_shape_are_named(outputs: object, problem: str) -> No
     ],
 )
 def test_a_text_that_cannot_be_used_is_refused(
-    files: dict[str, bytes] | None, options: str, message: str, tmp_path: Path
+    files: dict[str, bytes] | str | None, options: str, message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "gone"
-    if files is not None:
+    if isinstance(files, str):
+        path.write_text(files)
+    elif files is not None:
         path.mkdir()
         for name, content in files.items():
             (path / name).write_bytes(content)

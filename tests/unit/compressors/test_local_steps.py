@@ -148,7 +148,7 @@ def test_random_numbers_do_not_depend_on_how_long_an_exchange_takes(
         reduce, may_begin = rank.local.reducer.reduce, threading.Event()
 
         def slow_reduce(*arguments: Any) -> None:
-            assert may_begin.wait(10)
+            may_begin.wait()
             may_begin.clear()
             reduce(*arguments)
 
@@ -177,7 +177,7 @@ def test_an_exchange_that_ends_during_its_delay_exposes_nothing(delay: int, monk
 
         def slow_reduce(*arguments: Any) -> None:
             nonlocal now
-            assert may_begin.wait(10)
+            may_begin.wait()
             now += 1.0
             reduce(*arguments)
 

@@ -13,7 +13,7 @@ from compressors.ddp.report import Bucket
 from tests.testing.compressor_cases import LAYERS, gradient, step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads
 
-RANKS, STEPS = 4, 60
+RANKS, STEPS = 4, 30
 NUMEL = sum(layer.numel for layer in LAYERS)
 
 
@@ -58,7 +58,7 @@ def off_by(compressor: str, collective: str, *, skipping: int = 0) -> float:
     ],
 )
 def test_updates_and_residuals_are_the_gradients(compressor: str, collective: str) -> None:
-    """The sums are up to 270; without the feedback they are off by 0.02 to 0.2."""
+    """Without the feedback the sums are off by 0.01 or more."""
     assert off_by(compressor, collective) < 1e-4
 
 

@@ -128,7 +128,7 @@ def of_another_run(folder: RunFolder) -> None:
         (with_other_values, r"manifest.json is not a checkpoint's manifest \(step: Input should be a valid integer"),
         (
             of_another_form,
-            "was written by gradwire 0.0.9 in format 0, and this version reads format 5; resume the run",
+            "was written by gradwire 0.0.9 in format 0, and this version reads format 6; resume the run",
         ),
         (of_another_run, "belongs to run .*, and the configuration here is .*; put the run's own config.json and"),
     ],

@@ -130,4 +130,4 @@ def test_finding_every_component_imports_no_torch() -> None:
         "import sys; from bench.core import registry; [registry.entries(kind) for kind in registry.KINDS];"
         "sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -64,7 +64,15 @@ def test_rates(rate: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "rate"),
-    [("100mbit", 1e8), ("1gbit", 1e9), ("800 kbit", 8e5), ("5bit", 5), ("1.5Gbit", 1.5e9), ("10mbps", 1e7)],
+    [
+        ("100mbit", 1e8),
+        ("1gbit", 1e9),
+        ("800 kbit", 8e5),
+        ("5bit", 5),
+        ("1.5Gbit", 1.5e9),
+        ("10Mbit/s", 1e7),
+        ("5bps", 5),
+    ],
 )
 def test_reading_rates(text: str, rate: float) -> None:
     assert parse_rate(text) == pytest.approx(rate)
@@ -97,6 +105,24 @@ def test_reading_durations(text: str, seconds: float) -> None:
 def test_what_is_no_rate_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a bandwidth; write it like 100mbit"):
         parse_rate(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "bits", "of_bytes"),
+    [
+        ("12.5MBps", "12.5mbit", "100mbit"),
+        ("100mbps", "100mbit", "800mbit"),
+        ("1 Gbps", "1gbit", "8gbit"),
+        ("800Kbps", "800kbit", "6400kbit"),
+        ("1MiBps", "1.048576mbit", "8.388608mbit"),
+    ],
+)
+def test_a_rate_that_may_be_bits_or_bytes_is_refused_with_both_readings(text: str, bits: str, of_bytes: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_rate(text)
+    assert str(error.value) == (
+        f"'{text}' may mean bits or bytes per second; write {bits} for bits, or {of_bytes} for bytes"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "big", "-5kB", "1.2.3MB", "1TB", "5i", "1e999"])

@@ -15,7 +15,6 @@ from tests.testing.invoke import REPOSITORY
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 def test_the_wheel_holds_three_packages_and_is_for_many_linuxes(tmp_path: Path) -> None:
     listed = subprocess.run(
         ["git", "-C", str(REPOSITORY), "ls-files"], capture_output=True, text=True, check=True
@@ -24,7 +23,7 @@ def test_the_wheel_holds_three_packages_and_is_for_many_linuxes(tmp_path: Path) 
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / name, tmp_path / name)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
-    subprocess.run([*pip, "--wheel-dir", "out", "."], cwd=tmp_path, check=True, timeout=300)
+    subprocess.run([*pip, "--wheel-dir", "out", "."], cwd=tmp_path, check=True)
     (wheel,) = (tmp_path / "out").iterdir()
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.partition("/")[0] for name in names if ".dist-info/" not in name}

@@ -11,16 +11,46 @@ from bench.core.rows import RowWriter
 from bench.core.schema import METRICS
 from bench.report.store import collect_runs
 from benchmarks.published.figures import SweepRuns
-from benchmarks.published.page import origin, write_page, write_text
+from benchmarks.published.page import claims_table, origin, values_table, write_page, write_text
 from benchmarks.published.setups import LINKS, METHODS
-from benchmarks.published.summary import DENSE, write_summary
-from benchmarks.published.sweeps import SWEEPS, keep_rows
+from benchmarks.published.summary import (
+    DENSE,
+    entries_of,
+    link_table,
+    recommendation,
+    verdicts_table,
+    write_summary,
+)
+from benchmarks.published.sweeps import PAGES, SWEEPS, keep_rows
 from benchmarks.published.systems import SYSTEMS
 from tests.testing.fake_rows import fake_row, write_runs
 
 
 def no_runs(folder: Path) -> dict[str, SweepRuns]:
     return {name: SweepRuns.read(sweep.csv(folder)) for name, sweep in SWEEPS.items()}
+
+
+@pytest.fixture(scope="module")
+def committed() -> dict[str, SweepRuns]:
+    return {name: SweepRuns.read(sweep.csv(PAGES)) for name, sweep in SWEEPS.items()}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_committed_page_has_the_figures_of_the_committed_rows(name: str, committed: dict[str, SweepRuns]) -> None:
+    system, page = SYSTEMS[name], (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    assert claims_table(system.claims, committed) in page
+    assert origin(system.sweeps, committed) in page
+    assert all(values_table(table, committed[table.sweep]) in page for table in system.tables)
+
+
+def test_the_committed_summary_has_the_figures_of_the_committed_rows(committed: dict[str, SweepRuns]) -> None:
+    page = (PAGES / "README.md").read_text(encoding="utf-8")
+    together = committed["together"]
+    assert verdicts_table(list(SYSTEMS.values()), committed) in page
+    for link, bandwidth in LINKS.items():
+        entries = entries_of(together, bandwidth)
+        assert link_table(link, entries, together) in page
+        assert recommendation(link, entries, together) in page
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

@@ -154,7 +154,6 @@ def on_devices(
     ],
     ids=["small_cnn", "resnet20", "two devices", "one device", "diamond", "diamond on three", "in place", "shared"],
 )
-@pytest.mark.timeout(240)
 def test_losses_gradients_and_statistics_are_those_of_one_process(
     model: Model | type[nn.Module], pool: tuple[Device, ...], activations: ActivationPolicy, num_steps: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bench.datasets.base import Samples, normalise
+from bench.datasets.base import DatasetError, Samples, normalise
 from bench.datasets.built_in import Digits, Synthetic
 from bench.train.data import EVALUATION_BATCH, TRAIN_SAMPLES, evaluate, train_sample
 from bench.train.progress import PROGRESS_EVERY_S, ProgressFile
@@ -48,6 +49,18 @@ def test_each_part_is_classified_with_the_weights_and_statistics_of_now() -> Non
             logits = model(normalise(part.inputs, dataset.mean, dataset.std))
         assert quality.accuracy == float((logits.argmax(1) == part.targets).double().mean())
         assert quality.loss == pytest.approx(float(nn.functional.cross_entropy(logits, part.targets)), rel=1e-5)
+
+
+def test_samples_that_hold_nan_are_refused_and_a_model_that_does_is_not() -> None:
+    model, part = make_model(), make_part(40, seed=2)
+    broken = Samples(inputs=part.inputs.float(), targets=part.targets)
+    broken.inputs[7, 0, 0, 0] = math.nan
+    with pytest.raises(DatasetError, match=r"^the loss of an evaluation is nan, because the data hold NaN or infinite"):
+        evaluate(model, [part, broken], Digits(), torch.device("cpu"))
+    with torch.no_grad():
+        next(model.parameters()).fill_(math.nan)
+    (quality,) = evaluate(model, [part], Digits(), torch.device("cpu"))
+    assert math.isnan(quality.loss)
 
 
 def test_training_samples_are_a_thousand_with_classes_as_in_all_or_all_there_are() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import math
 from typing import Any, cast
 from unittest import mock
 
@@ -10,11 +12,12 @@ import pytest
 import torch
 
 from bench.core import spec
-from bench.datasets.base import Samples
+from bench.core.errors import has_diverged
+from bench.datasets.base import DatasetError, Samples
 from bench.strategies.base import Batch, BoundStrategy
 from bench.train.data import RankData
 from bench.train.record import Recorder
-from bench.train.trainer import Trainer
+from bench.train.trainer import Diverged, Trainer
 from compressors.ddp.report import StepReport
 from tests.testing.configs import make_config
 
@@ -40,14 +43,16 @@ class Among:
         return lambda *_: None
 
 
-def make_trainer(strategy: Among, recorder: mock.Mock, profiler: mock.Mock | None = None, **config: Any) -> Trainer:
+def make_trainer(
+    strategy: Among, recorder: mock.Mock, profiler: mock.Mock | None = None, part: Samples = PART, **config: Any
+) -> Trainer:
     dataset = cast(Any, spec.build("datasets", "digits"))
     complete = make_config(batch_size=4, **config)
     return Trainer(
         config=complete,
         strategy=cast(BoundStrategy, strategy),
         dataset=dataset,
-        data=RankData.of(complete, dataset, PART, PART),
+        data=RankData.of(complete, dataset, part, part),
         recorder=cast(Recorder, recorder),
         device=torch.device("cpu"),
         save=mock.Mock(),
@@ -134,3 +139,36 @@ def test_a_rank_that_returns_goes_on_at_the_step_of_the_run_and_leaves_evaluatio
     handed_over = [call.args[0]["samples"] for call in recorder.hand_over.call_args_list]
     assert handed_over == [3 * 4, 11 * 4]  # at steps 24 and 32
     assert trainer.own_steps == 11
+
+
+@dataclasses.dataclass
+class Lost(Among):
+    """A strategy whose loss is NaN in one step, and whose gradients are not finite in all steps if `skips`."""
+
+    at: int = -1
+    skips: bool = False
+
+    def __post_init__(self) -> None:
+        super().__init__(1)
+
+    def train_step(self, batch: Batch) -> StepReport:
+        batch.on_loss(torch.tensor(math.nan if batch.step.index == self.at else 1.0))
+        return StepReport(skipped=self.skips)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "value", "message"),
+    [
+        (Lost(at=0), math.nan, "the loss is nan at step 0, because the data hold NaN or infinite values; repair these"),
+        (Lost(at=3), math.inf, "the loss is nan at step 3, because the data hold NaN or infinite values; repair these"),
+        (Lost(at=0), 1.0, "the loss is nan at step 0, before any update; check the model, its initial weights and the"),
+        (Lost(at=3), 1.0, "the loss is nan at step 3; training has diverged: try a lower --lr"),
+        (Lost(skips=True), 1.0, "10 steps in a row had a non-finite gradient, before any update; check the model, its"),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_blamed_on_its_cause(strategy: Lost, value: float, message: str) -> None:
+    part = Samples(inputs=torch.full((64, 3, 32, 32), value), targets=PART.targets)
+    trainer = make_trainer(strategy, mock.Mock(measuring=contextlib.nullcontext), part=part, steps=20, epochs=None)
+    with pytest.raises((Diverged, DatasetError), match=f"^{message}") as error:
+        trainer.train_until(20)
+    assert has_diverged(str(error.value)) == ("lower --lr" in message)

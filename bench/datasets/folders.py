@@ -1,0 +1,107 @@
+"""Find the files below a folder of the user's, alike in every process, and what is left out and why."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.core.run_folder import RUNS_FOLDER, RunFolder
+
+# Name relative to the folder, size in bytes and time of change in ns of each file, sorted.
+Listing = tuple[tuple[str, int, int], ...]
+# Reason and name of each file and folder that is left out. A reason follows a number in a sentence: "2 hidden".
+LeftOut = tuple[tuple[str, str], ...]
+
+UNREADABLE = "unreadable"
+_SHOWN = 3  # names of each reason
+
+
+def find_files(folder: Path) -> tuple[Listing, LeftOut]:
+    """Return all regular files below a folder that are not hidden or empty, and what is left out.
+
+    Links are followed. A file or folder that is reached several times counts once: under the name with the fewest links
+    on the way, and of these the first one. Links to the folder itself, or to one that holds it, would be loops. Results
+    of `bench` are left out, because the runs that read the folder may write there.
+    """
+    root = folder.resolve()
+    known = {_identity(path.stat()) for path in root.parents}
+    ahead = [(0, "", _identity(root.stat()))]  # a heap: number of links on the way, name, identity
+    found, left_out = [], []
+    while ahead:
+        num_links, parent, identity = heapq.heappop(ahead)
+        if identity in known:
+            left_out.append(("known by another name", parent))
+            continue
+        known.add(identity)
+        try:
+            with os.scandir(folder / parent) as entries:
+                inside = list(entries)
+        except OSError:
+            left_out.append((UNREADABLE, parent or "."))
+            continue
+        for entry in inside:
+            name = f"{parent}/{entry.name}" if parent else entry.name
+            if entry.name.startswith("."):
+                left_out.append(("hidden", name))
+                continue
+            try:
+                facts = entry.stat()
+            except OSError as error:
+                is_broken = entry.is_symlink() and not isinstance(error, PermissionError)
+                left_out.append(("behind a broken link" if is_broken else UNREADABLE, name))
+                continue
+            reached = num_links + entry.is_symlink(), name, _identity(facts)
+            if stat.S_ISDIR(facts.st_mode):
+                if _holds_results(folder / name):
+                    left_out.append(("with results of bench", name))
+                else:
+                    heapq.heappush(ahead, reached)
+            elif not stat.S_ISREG(facts.st_mode):  # opening a pipe would wait for its writer
+                left_out.append(("of another kind, such as pipes and sockets", name))
+            elif not facts.st_size:
+                left_out.append(("empty", name))
+            else:
+                found.append((reached, (name, facts.st_size, facts.st_mtime_ns)))
+    listing = []
+    for (_, name, identity), each in sorted(found):
+        if identity in known:
+            left_out.append(("known by another name", name))
+        else:
+            known.add(identity)
+            listing.append(each)
+    return tuple(sorted(listing)), tuple(sorted(left_out))
+
+
+def note_of(subject: str, left_out: LeftOut) -> list[str]:
+    """Return a sentence that says how much was left out and why, or nothing if nothing was.
+
+    Args:
+        subject: what left it out, such as "text".
+        left_out: reason and name of each file and folder.
+    """
+    names: dict[str, list[str]] = {}
+    for reason, name in left_out:
+        names.setdefault(reason, []).append(shown(name))
+    parts = [f"{len(each)} {reason} ({_first_of(each)})" for reason, each in names.items()]
+    return [f"{subject} leaves out {', '.join(parts)}"] if parts else []
+
+
+def shown(name: str) -> str:
+    """Return a file's name as text that can be printed: bytes that are not UTF-8 are replaced."""
+    return os.fsencode(name).decode(errors="replace")
+
+
+def _first_of(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+
+
+def _identity(facts: os.stat_result) -> tuple[int, int]:
+    return facts.st_dev, facts.st_ino
+
+
+def _holds_results(path: Path) -> bool:
+    """Return True for the folder of a run, and for the folder where runs are written by default."""
+    return bool(RunFolder(path).digest) or path.parts[-len(RUNS_FOLDER.parts) :] == RUNS_FOLDER.parts
