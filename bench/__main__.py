@@ -3,12 +3,13 @@
 import os
 import sys
 
-import gradwire
 from bench.core import processes
+from gradwire.hidden_packages import LIBRARY, exit_if_hidden
 
 
 def main() -> None:
     """Run the command, once the packages are known to be this project's."""
+    exit_if_hidden(LIBRARY)
     processes.end_at_once()
     _open_closed_streams()
     from bench.cli.app import main as run_command
@@ -29,4 +30,4 @@ def _open_closed_streams() -> None:
 
 
 if __name__ == "__main__":
-    gradwire.main()
+    main()

@@ -27,8 +27,8 @@ from bench.train import partition
 from bench.train.data import Batches
 from bench.train.rank import end_process, process_group, rank_main, set_up_device
 from compressors.auto.compressor import ChoosingHook
-from compressors.ddp.attach import attach
 from compressors.layer import layers_of
+from gradwire.ddp.attach import attach
 
 LR, MOMENTUM = 0.02, 0.9
 SETTLING = 2

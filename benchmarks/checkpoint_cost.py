@@ -22,7 +22,7 @@ import torch
 from bench.core.checkpoints import Checkpoints, FileFacts, Manifest
 from bench.core.run_folder import RunFolder
 from bench.core.spec import build
-from compressors.ddp.packed_state import PackedState
+from gradwire.exchange.packed_state import PackedState
 
 RANKS = 2
 

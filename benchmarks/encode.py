@@ -39,9 +39,9 @@ from collectives.payloads.base import Payload, unpack
 from collectives.payloads.bundle import UnreducedSum
 from collectives.transport.base import SingleRank
 from compressors.base import Compressor, PerLayer
-from compressors.ddp.reducers import reducer_for
-from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step, layers_of
+from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.report import Bucket
 
 FLOOR = "r += g"
 GROUP_SIZE = 1024

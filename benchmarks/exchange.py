@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from compressors.base import TorchHook
-from compressors.ddp.hook import OwnHook
+from gradwire.ddp.hook import OwnHook
 
 HERE = Path(__file__).resolve()
 ROOT, WORKER = HERE.parents[1], HERE.parent / "exchange_worker.py"

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 PARTS = {
-    "copy in": ("compressors.ddp.reducer:Reducer._compensated", "compressors.ddp.hook:CompressionHook._screen"),
+    "copy in": ("gradwire.exchange.reducer:Reducer._compensated", "gradwire.ddp.hook:CompressionHook._screen"),
     "encode": (
-        "compressors.ddp.reducer:PerLayerReducer._encode",
-        "compressors.ddp.reducer:PerLayerReducer._encode_unit",
+        "gradwire.exchange.reducer:PerLayerReducer._encode",
+        "gradwire.exchange.reducer:PerLayerReducer._encode_unit",
         "compressors.powersgd:PowerSgd.reduce",
     ),
     "pack": ("collectives.transport.messages:pack",),
@@ -34,12 +34,12 @@ PARTS = {
         "collectives.schedule.execution:PackedPieces.apply",
         "collectives.payloads.bundle:UnreducedSum.add_to_",
     ),
-    "report": ("compressors.ddp.reducer:_Encoded.layers",),
+    "report": ("gradwire.exchange.reducer:_Encoded.layers",),
     "write out": (
-        "compressors.ddp.reducer:PerLayerReducer._finish",
-        "compressors.ddp.reducer:PerLayerReducer.finish_bucket",
-        "compressors.ddp.encode_group:EncodeGroup.scatter_to_updates",
-        "compressors.ddp.encode_group:EncodeGroup.scatter_to_gradients",
+        "gradwire.exchange.reducer:PerLayerReducer._finish",
+        "gradwire.exchange.reducer:PerLayerReducer.finish_bucket",
+        "gradwire.exchange.encode_group:EncodeGroup.scatter_to_updates",
+        "gradwire.exchange.encode_group:EncodeGroup.scatter_to_gradients",
     ),
 }
 """Part -> its functions, as "module:name"."""

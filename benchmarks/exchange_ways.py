@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collectives.options import build
 from compressors.base import Compressor
-from compressors.ddp.attach import attach
+from gradwire.ddp.attach import attach
 
 USUAL_RATIO = 0.01
 

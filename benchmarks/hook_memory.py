@@ -37,8 +37,8 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.core import spec
 from bench.core.environment import origin_columns
 from bench.strategies.ddp import bucket_size
-from compressors.ddp.attach import attach
 from compressors.layer import layers_of
+from gradwire.ddp.attach import attach
 
 DDP = "ddp"  # without a hook
 WAYS = (

@@ -1,5 +1,5 @@
 """Gradient compressors. Import a method from its file: `from compressors.group_topk import GroupTopK`."""
 
-import gradwire
+from gradwire.hidden_packages import refuse_others
 
-gradwire.refuse_others(gradwire.LIBRARY)
+refuse_others()

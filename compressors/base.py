@@ -1,8 +1,8 @@
 """The contract of a compressor, which turns gradients into payloads and holds nothing but its options.
 
 `PerLayer` encodes, `MultiRound` exchanges several messages per bucket, and `TorchHook` is one of PyTorch's own
-communication hooks; `OwnHook` in `compressors/ddp/hook.py` brings a hook of this project. What a rank keeps from step
-to step belongs to the `Reducer` that runs the compressor (`compressors/ddp/reducer.py`).
+communication hooks; `OwnHook` in `gradwire/ddp/hook.py` brings a hook of this project. What a rank keeps from step
+to step belongs to the `Reducer` that runs the compressor (`gradwire/exchange/reducer.py`).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from train_digits import accuracy_of, digits, network
 
-from compressors.integrations.accelerate import GradwireHandler  # (*)
+from gradwire.trainers.accelerate import GradwireHandler  # (*)
 
 CHECKPOINTS = Path("checkpoints/accelerate")
 

@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from collectives.options import build
 from compressors.base import Compressor
-from compressors.ddp import attach
-from compressors.ddp.hook import CompressionHook
-from compressors.ddp.packed_state import pack_state, unpack_state
+from gradwire import attach
+from gradwire.ddp.hook import CompressionHook
+from gradwire.exchange.packed_state import pack_state, unpack_state
 
 MOMENTUM = 0.9
 # Compressors with a collective that takes their payloads; --compressor also takes any other spec, such as qsgd:bits=4.

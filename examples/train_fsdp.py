@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from compressors.ddp.fsdp import attach_fsdp
+from gradwire import attach_fsdp
 
 NUM_SHARDS = 2
 

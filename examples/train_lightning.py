@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from train_digits import accuracy_of, digits, network
 
-from compressors.integrations.lightning import GradwireDDPStrategy  # (*)
+from gradwire.trainers.lightning import GradwireDDPStrategy  # (*)
 
 
 class Digits(LightningModule):

@@ -15,7 +15,7 @@ from torch import nn
 from train_digits import accuracy_of, digits, network
 from transformers import Trainer, TrainingArguments, set_seed
 
-from compressors.integrations.transformers import GradwireCallback  # (*)
+from gradwire.trainers.transformers import GradwireCallback  # (*)
 
 
 class Digits(nn.Module):

@@ -222,7 +222,7 @@ def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
         UsageError: the run cannot change its number of ranks; the message says why.
     """
     from compressors.base import TorchHook
-    from compressors.ddp.hook import OwnHook
+    from gradwire.ddp.hook import OwnHook
 
     parts = build_components(config)
     compressor = parts.compressor

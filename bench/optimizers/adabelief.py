@@ -17,7 +17,7 @@ from collectives.base import Collective
 from collectives.options import Incompatible, OptionError, PositiveOrZero, incompatibility
 from collectives.payloads.base import Dense
 from compressors.base import Compressor
-from compressors.ddp.communicator import CompressedCommunicator
+from gradwire.exchange.communicator import CompressedCommunicator
 
 # Elements per block: few enough for a CPU's caches, enough to outweigh the cost of the calls (measured with
 # benchmarks/optimizer_step.py).

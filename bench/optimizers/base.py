@@ -19,8 +19,8 @@ from torch import nn
 from collectives.base import Collective
 from collectives.options import OptionError, Options
 from compressors.base import Compressor
-from compressors.ddp.communicator import CompressedCommunicator
 from compressors.layer import Layer
+from gradwire.exchange.communicator import CompressedCommunicator
 
 
 @dataclasses.dataclass(kw_only=True)

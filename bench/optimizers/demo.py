@@ -21,8 +21,8 @@ from collectives.options import Count, Incompatible, PositiveOrZero
 from collectives.payloads import Bundle, GroupSparse, Payload, PayloadError, UnreducedSum
 from collectives.schedule.rounds import leaves
 from compressors.base import Compressor
-from compressors.ddp.communicator import CompressedCommunicator
 from compressors.kernels.selection import select_groups
+from gradwire.exchange.communicator import CompressedCommunicator
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -24,9 +24,9 @@ from collectives.base import Collective, without_residuals
 from collectives.options import Incompatible, PositiveOrZero, incompatibility
 from collectives.payloads import Dense
 from compressors.base import Compressor
-from compressors.ddp.communicator import CompressedCommunicator
 from compressors.floats import Bf16, NoCompression
 from compressors.layer import Layer
+from gradwire.exchange.communicator import CompressedCommunicator
 
 
 def orthonormal(matrix: torch.Tensor) -> torch.Tensor:

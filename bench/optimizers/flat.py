@@ -16,8 +16,8 @@ from collectives.options import Incompatible
 from collectives.payloads import Payload
 from collectives.transport.base import SingleRank, Transport
 from compressors.base import Compressor
-from compressors.ddp.communicator import CompressedCommunicator
-from compressors.ddp.report import EncodedLayer, StepReport
+from gradwire.exchange.communicator import CompressedCommunicator
+from gradwire.exchange.report import EncodedLayer, StepReport
 
 
 class FlatOptimizer(torch.optim.Optimizer, abc.ABC):

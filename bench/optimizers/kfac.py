@@ -22,8 +22,8 @@ from collectives.options import Count, Incompatible, OptionError, Positive, inco
 from collectives.payloads import CholeskyFactor, Dense, Payload, Triangle
 from collectives.payloads.symmetric import MatrixForm
 from compressors.base import Compressor
-from compressors.ddp.communicator import CompressedCommunicator
 from compressors.layer import Layer
+from gradwire.exchange.communicator import CompressedCommunicator
 
 
 class Preconditioner:

@@ -40,8 +40,8 @@ from collectives.payloads.symmetric import (
     relative_damping,
 )
 from collectives.schedule.rounds import leaves
-from compressors.ddp.communicator import CompressedCommunicator
-from compressors.ddp.report import StepReport
+from gradwire.exchange.communicator import CompressedCommunicator
+from gradwire.exchange.report import StepReport
 
 # For each layer A, then G: symmetric, fp32 [d, d].
 Moments = list[torch.Tensor]

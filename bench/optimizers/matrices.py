@@ -15,8 +15,8 @@ from typing_extensions import Doc, override
 
 from bench.optimizers.base import Optimizer
 from collectives.options import Incompatible, OptionError, Positive, PositiveOrZero
-from compressors.ddp.communicator import CompressedCommunicator
 from compressors.layer import Layer, layers_of
+from gradwire.exchange.communicator import CompressedCommunicator
 
 
 def hidden_layers(layers: Sequence[Layer]) -> list[Layer]:

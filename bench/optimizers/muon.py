@@ -20,8 +20,8 @@ from typing_extensions import Doc, override
 from bench.optimizers.matrices import MatrixOptimizer, MatrixSteps, as_matrix, weight_of
 from collectives.options import Count
 from collectives.transport.messages import broadcast_wire_
-from compressors.ddp.communicator import CompressedCommunicator
 from compressors.layer import Layer
+from gradwire.exchange.communicator import CompressedCommunicator
 
 Coefficients = Literal["quintic", "polar_express"]
 

@@ -20,9 +20,9 @@ from collectives.payloads import Codes, Dense, Payload, UnreducedSum
 from collectives.schedule.execution import PackedPieces, together
 from collectives.schedule.rounds import Layout, Leaf, Piece, Round, leaves
 from compressors.base import Compressor
-from compressors.ddp.communicator import CompressedCommunicator
 from compressors.kernels.quantisation import signs_and_magnitude
 from compressors.kernels.selection import sum_of_squares
+from gradwire.exchange.communicator import CompressedCommunicator
 
 Scale = Literal["l1", "l2"]
 

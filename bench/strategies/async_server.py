@@ -46,11 +46,11 @@ from collectives.server import added
 from collectives.transport.base import Purpose, Traffic, Transport
 from collectives.transport.process_group import ProcessGroupTransport
 from compressors.base import Compressor, PerLayer, TorchHook
-from compressors.ddp.communicator import Nonfinite, zero_nonfinite_
-from compressors.ddp.hook import OwnHook
-from compressors.ddp.reducer import PerLayerReducer
-from compressors.ddp.report import Bucket, EncodedLayer, StepReport
 from compressors.layer import Layer, Step, layers_of
+from gradwire.ddp.hook import OwnHook
+from gradwire.exchange.communicator import Nonfinite, zero_nonfinite_
+from gradwire.exchange.reducer import PerLayerReducer
+from gradwire.exchange.report import Bucket, EncodedLayer, StepReport
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -34,12 +34,12 @@ from collectives.options import Incompatible, Options
 from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic
 from compressors.base import Compressor, TorchHook
-from compressors.ddp.communicator import CompressedCommunicator, own_transport
-from compressors.ddp.reducer import Reducer
-from compressors.ddp.reducers import reducer_for
-from compressors.ddp.report import StepReport
 from compressors.floats import NoCompression
 from compressors.layer import Layer, Step, layers_of
+from gradwire.exchange.communicator import CompressedCommunicator, own_transport
+from gradwire.exchange.reducer import Reducer
+from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.report import StepReport
 
 # Saves a rank's state: (number of optimizer steps done, state). Every rank must call this function.
 SaveState = Callable[[int, dict[str, Any]], None]

@@ -26,16 +26,16 @@ from bench.strategies.base import Batch, BoundStrategy, Exchange, Setup, Strateg
 from collectives.base import Collective
 from collectives.transport.base import Purpose, Traffic
 from compressors.base import FP32_BYTES, Compressor, TorchHook
-from compressors.ddp.communicator import (
+from compressors.layer import Layer, Step, layers_of, without_gradient
+from gradwire.ddp.hook import CompressionHook, HookSettings, OwnHook
+from gradwire.exchange.communicator import (
     CompressedCommunicator,
     Nonfinite,
     Trigger,
     await_command,
     zero_nonfinite_,
 )
-from compressors.ddp.hook import CompressionHook, HookSettings, OwnHook
-from compressors.ddp.report import EncodedLayer, StepReport
-from compressors.layer import Layer, Step, layers_of, without_gradient
+from gradwire.exchange.report import EncodedLayer, StepReport
 
 WHOLE_MODEL_MB = 2.0**20  # more than any model: all layers go into one bucket
 MIN_BUCKET_MB, MAX_BUCKET_MB = 1.0, 25.0  # DDP's own default is 25

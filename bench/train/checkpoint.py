@@ -22,7 +22,7 @@ from bench.train import data, partition
 from bench.train.data import Batches
 from collectives.server import EVERY_RANK
 from collectives.transport.process_group import gather_json
-from compressors.ddp.packed_state import PackedState, StateError, load_state
+from gradwire.exchange.packed_state import PackedState, StateError, load_state
 
 
 class CheckpointFailed(RunFailed):

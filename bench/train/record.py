@@ -26,7 +26,7 @@ from bench.train.progress import ProgressFile, open_tracker
 from bench.train.rank import device_time, link_columns
 from collectives.transport.base import Purpose, Traffic
 from collectives.transport.process_group import gather_json
-from compressors.ddp.report import Decision, StepReport, add_counts
+from gradwire.exchange.report import Decision, StepReport, add_counts
 
 # Columns that add up a step report's counts, which are equal on all ranks or known to rank 0.
 _COUNTED = ("factor_fallbacks", "factor_updates_skipped")

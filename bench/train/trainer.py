@@ -16,9 +16,9 @@ from bench.datasets.base import Dataset, Samples
 from bench.strategies.base import Batch, BoundStrategy, SaveState
 from bench.train.data import Batches, Quality, RankData, check_inputs, evaluate
 from bench.train.record import Recorder
-from compressors.ddp.hook import NonFiniteGradient
-from compressors.ddp.report import StepReport
 from compressors.layer import Step
+from gradwire.ddp.hook import NonFiniteGradient
+from gradwire.exchange.report import StepReport
 
 
 def learning_rate(config: RunConfig, step: int, total_steps: int, steps_per_epoch: int) -> float:

@@ -24,8 +24,8 @@ from collectives.schedule.waves import Ints, Lengths, waves_of
 from collectives.transport.base import Transport
 from compressors.auto.choice import Choice, Pair, Part, dense_pair, pairs_on
 from compressors.base import FP32_BYTES, PerLayer
-from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Memory, Step
+from gradwire.exchange.report import Bucket
 
 # Numbers of elements of the sums that are timed: a short one, and longer ones until one takes long enough.
 _SHORT, _LONGER = 64, (1 << 12, 1 << 14, 1 << 16, 1 << 18)

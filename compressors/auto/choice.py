@@ -22,10 +22,10 @@ from collectives.options import Spec, build, incompatibility
 from collectives.payloads.base import Payload
 from collectives.transport.base import Transport
 from compressors.base import Compressor
-from compressors.ddp.reducer import PendingReduction, Reducer, StartSum
-from compressors.ddp.reducers import reducer_for
-from compressors.ddp.report import Bucket
 from compressors.layer import Layer, copies, memory_nbytes
+from gradwire.exchange.reducer import PendingReduction, Reducer, StartSum
+from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.report import Bucket
 
 FIRST = "nothing is measured yet"
 

@@ -29,9 +29,9 @@ from compressors.auto.choice import FIRST, Choice, ChosenPairs, dense_pair, read
 from compressors.auto.chooser import Chooser
 from compressors.auto.ranking import StepSeconds
 from compressors.base import Traits
-from compressors.ddp.gradients import reduced_layers
-from compressors.ddp.hook import CompressionHook, HookSettings, OwnHook
 from compressors.layer import Layer
+from gradwire.ddp.gradients import reduced_layers
+from gradwire.ddp.hook import CompressionHook, HookSettings, OwnHook
 
 
 class ChoosingHook(CompressionHook):

@@ -116,9 +116,8 @@ def without_some(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copy_without(*extensions: str, copy: Path) -> Path:
     """Copy the program to this folder without the folders of extensions."""
     left_out = shutil.ignore_patterns("__pycache__", *extensions)
-    for package in ("bench", "compressors", "collectives"):
+    for package in ("gradwire", "bench", "compressors", "collectives"):
         shutil.copytree(REPOSITORY / package, copy / package, ignore=left_out)
-    shutil.copy(REPOSITORY / "gradwire.py", copy)
     return copy
 
 

@@ -16,10 +16,10 @@ from bench.strategies.async_server import AsyncWorker, ServerParameters
 from collectives.parameter_server import ParameterServer
 from collectives.payloads.base import unpack
 from compressors.base import Compressor, PerLayer
-from compressors.ddp.communicator import Nonfinite
-from compressors.ddp.reducers import reducer_for
-from compressors.ddp.report import StepReport
 from compressors.layer import Step, layers_of
+from gradwire.exchange.communicator import Nonfinite
+from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.report import StepReport
 from tests.testing.limits import LIMIT_S
 
 STEPS = 5

@@ -21,7 +21,7 @@ from collectives.schedule.rounds import Layout, Piece, ReceiveEffect, Round, lea
 from collectives.serial import error_bound
 from collectives.server import EVERY_RANK, Server
 from collectives.transport.base import Pending, Receive, Send, TransportError, wait_all
-from compressors.ddp.reducer import keep_in
+from gradwire.exchange.reducer import keep_in
 from tests.testing.collectives import COLLECTIVES, Result, check, clone, key_of, refusal
 from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
 from tests.testing.payloads import make

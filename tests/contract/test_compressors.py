@@ -18,9 +18,9 @@ from bench.launch.layer_plan import expected_bucket_nbytes, planned_layers
 from collectives.options import incompatibility, options_of
 from collectives.payloads.base import Dense
 from compressors.base import Compressor
-from compressors.ddp.reducer import Reducer
-from compressors.ddp.reducers import reducer_for
-from compressors.ddp.report import Bucket
+from gradwire.exchange.reducer import Reducer
+from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.report import Bucket
 from tests.testing.compressor_cases import (
     CASES,
     LAYERS,

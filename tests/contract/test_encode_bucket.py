@@ -17,12 +17,12 @@ from collectives.payloads import Bundle, Payload
 from collectives.payloads.base import Dense
 from collectives.transport.base import SingleRank
 from compressors.base import Compressor, LossyCompressor, PerLayer
-from compressors.ddp.reducer import PerLayerReducer
-from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Memory, Step
 from compressors.parts.buckets import NonFinite
 from compressors.quantizers import Int8
 from compressors.topk import TopK
+from gradwire.exchange.reducer import PerLayerReducer
+from gradwire.exchange.report import Bucket
 from tests.testing.compressor_cases import CASES, Case, case, gradient, layers_of_shapes, step_at
 from tests.testing.hard_numbers import hard_numbers
 from tests.testing.loops import same

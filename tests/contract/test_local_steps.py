@@ -13,7 +13,7 @@ from bench.core import registry, spec
 from collectives.base import Collective
 from collectives.options import incompatibility
 from compressors.base import Compressor
-from compressors.local.options import LocalOptions
+from gradwire.local.options import LocalOptions
 from tests.testing.local_steps import Rank, run_local
 
 STEPS, RANKS = 24, 3

@@ -14,10 +14,10 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from collectives.transport.base import Ledger, MembershipError, TransportError
-from compressors.local.channel import Channel
-from compressors.local.coordinator import MOST_ATTEMPTS, Coordinator, _Peer
-from compressors.local.membership import COORDINATOR_KEY, Member, Rendezvous
-from compressors.local.options import LocalOptions
+from gradwire.local.channel import Channel
+from gradwire.local.coordinator import MOST_ATTEMPTS, Coordinator, _Peer
+from gradwire.local.membership import COORDINATOR_KEY, Member, Rendezvous
+from gradwire.local.options import LocalOptions
 from tests.testing.limits import LIMIT_S
 from tests.testing.local_steps import Scalars
 from tests.testing.quorum import QuorumRank, QuorumRun, lower, outers
@@ -204,8 +204,8 @@ def test_the_run_ends_with_rank_0() -> None:
 
 
 def test_a_rank_that_hangs_in_a_sum_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compressors.local.coordinator.REPORTS_S", 1.0)
-    monkeypatch.setattr("compressors.local.coordinator.FAREWELL_S", 0.1)
+    monkeypatch.setattr("gradwire.local.coordinator.REPORTS_S", 1.0)
+    monkeypatch.setattr("gradwire.local.coordinator.FAREWELL_S", 0.1)
     run = QuorumRun(3)
     ends = threading.Event()
 
@@ -231,8 +231,8 @@ def test_a_rank_that_hangs_in_a_sum_is_left_out(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_rank_that_says_nothing_after_a_failed_sum_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compressors.local.coordinator.REPORTS_S", 0.5)
-    monkeypatch.setattr("compressors.local.coordinator.FAREWELL_S", 0.1)
+    monkeypatch.setattr("gradwire.local.coordinator.REPORTS_S", 0.5)
+    monkeypatch.setattr("gradwire.local.coordinator.FAREWELL_S", 0.1)
     run = QuorumRun(3)
     ends = threading.Event()
 
@@ -301,7 +301,7 @@ def test_a_rank_that_is_admitted_below_the_quorum_gets_the_whole_timeout_for_its
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("compressors.local.coordinator.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("gradwire.local.coordinator.time", SimpleNamespace(monotonic=lambda: now))
     rendezvous = Rendezvous(rank=0, world_size=2, store=HashStore(), host="127.0.0.1", digest="run", timeout_s=10.0)
     options = LocalOptions(quorum=2)
     coordinator = Coordinator(rendezvous, options, Ledger(), state=lambda _: b"", while_waiting=lambda: None)

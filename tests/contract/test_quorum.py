@@ -14,8 +14,8 @@ from bench.core import registry, spec
 from collectives.base import Collective
 from collectives.options import incompatibility
 from compressors.base import Compressor
-from compressors.local.coordinator import Coordinator
-from compressors.local.options import LocalOptions
+from gradwire.local.coordinator import Coordinator
+from gradwire.local.options import LocalOptions
 from tests.contract.test_local_steps import STEPS as STEPS_OF_TRAIN
 from tests.contract.test_local_steps import network, train
 from tests.testing.local_steps import Rank, Scalars, run_local

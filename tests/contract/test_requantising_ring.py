@@ -18,11 +18,11 @@ from collectives.requantisation import RequantisedPieces
 from collectives.schedule.rounds import Layout, Piece, Round
 from collectives.schedule.waves import Ints, Lengths, waves_of
 from compressors.base import Compressor, PerLayer
-from compressors.ddp.communicator import Downlink
-from compressors.ddp.packed_state import pack_state, unpack_state
-from compressors.ddp.reducers import reducer_for
-from compressors.ddp.report import Bucket
 from compressors.layer import Layer, end_to_end
+from gradwire.exchange.communicator import Downlink
+from gradwire.exchange.packed_state import pack_state, unpack_state
+from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.report import Bucket
 from tests.testing.compressor_cases import layers_of_shapes, step_at
 from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
 

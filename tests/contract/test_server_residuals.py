@@ -15,13 +15,13 @@ from collectives.payloads.base import Payload
 from collectives.payloads.group_sparse import RowSparse
 from collectives.payloads.sparse import Seeded
 from compressors.base import Compressor
-from compressors.ddp.communicator import Downlink
-from compressors.ddp.packed_state import pack_state, unpack_state
-from compressors.ddp.reducers import reducer_for
-from compressors.ddp.report import Bucket
 from compressors.group_topk import GroupTopK
 from compressors.hylo import Hylo
 from compressors.topk import TopK
+from gradwire.exchange.communicator import Downlink
+from gradwire.exchange.packed_state import pack_state, unpack_state
+from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.report import Bucket
 from tests.testing.compressor_cases import layers_of_shapes, step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads
 

@@ -18,8 +18,8 @@ from torch import nn
 from bench.core import spec
 from bench.strategies.base import Batch, BoundStrategy, Setup
 from collectives.transport.base import TransportError
-from compressors.ddp.report import StepReport
 from compressors.layer import Step
+from gradwire.exchange.report import StepReport
 from tests.testing.configs import make_config
 from tests.testing.ranks import run_ranks
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from compressors.ddp.hook import NonFiniteGradient
-from compressors.local import attach_local
+from gradwire import attach_local
+from gradwire.ddp.hook import NonFiniteGradient
 from tests.testing.ranks import run_ranks
 
 

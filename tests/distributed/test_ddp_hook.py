@@ -21,11 +21,11 @@ from collectives.allgather import Allgather
 from collectives.allreduce import Ring
 from collectives.base import Collective, PendingSum
 from collectives.options import build
-from compressors.ddp.attach import attach
-from compressors.ddp.reducer import PendingReduction
-from compressors.ddp.report import Bucket
 from compressors.floats import NoCompression
 from compressors.topk import TopK
+from gradwire.ddp.attach import attach
+from gradwire.exchange.reducer import PendingReduction
+from gradwire.exchange.report import Bucket
 from tests.testing.ddp_scenes import (
     LR,
     batch,

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from compressors.ddp.attach import attach
+from gradwire.ddp.attach import attach
 from tests.testing.ddp_scenes import network, played_by_two, train
 from tests.testing.ranks import run_ranks
 

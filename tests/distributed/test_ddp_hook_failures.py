@@ -26,13 +26,13 @@ from collectives.allgather import Allgather, BoundAllgather
 from collectives.allreduce import Native, Ring
 from collectives.base import AnswerEncoder
 from collectives.transport.base import Transport, TransportError
-from compressors.ddp.attach import attach
-from compressors.ddp.hook import CompressionHook, NonFiniteGradient
 from compressors.floats import NoCompression
 from compressors.group_topk import GroupTopK
 from compressors.layer import Step
 from compressors.topk import Dgc, TopK
 from compressors.torch_hooks import TorchFp16
+from gradwire.ddp.attach import attach
+from gradwire.ddp.hook import CompressionHook, NonFiniteGradient
 from tests.testing.ddp_scenes import LR, batch, loss_of, message_of, network, played_by_two, train, wrapped
 from tests.testing.ranks import run_ranks
 
@@ -532,7 +532,7 @@ def test_what_cannot_work_is_refused_in_one_sentence_before_anything_starts(
     wanted = "ValueError: attach needs a model in DDP and got {}; give it DistributedDataParallel(model)"
     assert said["bare"] == wanted.format("a bare Sequential")
     assert said["FSDP"] == wanted.format("one in FSDP, which reduces gradients itself")
-    assert said["FSDP2"].endswith("got one in fully_shard; use compressors.ddp.fsdp.attach_fsdp")
+    assert said["FSDP2"].endswith("got one in fully_shard; use gradwire.attach_fsdp")
     assert said["python"].startswith(
         'ValueError: under torch._dynamo.config.optimize_ddp = "python_reducer" DDP has no'
     )

@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from compressors.ddp.attach import attach
-from compressors.ddp.hook import CompressionHook
+from gradwire.ddp.attach import attach
+from gradwire.ddp.hook import CompressionHook
 from tests.testing.ddp_scenes import LR, batch, gradients, loss_of, message_of, network, played_by_two, weights, wrapped
 
 SPARSE = ("topk:ratio=0.1,warmup_epochs=0", "allgather")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from compressors.ddp import attach
+from gradwire import attach
 from tests.testing.ranks import run_ranks
 
 ROOT = Path(__file__).parents[2]

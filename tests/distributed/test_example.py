@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from compressors.ddp import attach
+from gradwire import attach
 from tests.testing.ranks import run_ranks
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_digits.py"

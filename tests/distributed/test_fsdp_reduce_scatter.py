@@ -16,7 +16,7 @@ from bench.core import registry
 from collectives.allgather import Allgather
 from collectives.options import incompatibility
 from compressors.base import Compressor, PerLayer
-from compressors.ddp.fsdp_reduce_scatter import ReduceScatterHook, attach_reduce_scatter
+from gradwire.fsdp.reduce_scatter import ReduceScatterHook, attach_reduce_scatter
 from tests.distributed.test_fsdp import RANKS, Results, alone, loss_of, network, whole
 from tests.testing.ddp_scenes import LR, Scene, loaded, message_of, saved, weights
 from tests.testing.ranks import run_ranks

@@ -44,7 +44,7 @@ def test_what_json_does_not_know_is_not_sent(tmp_path: Path) -> None:
     assert all("Command" in message for message in run_ranks(refused, 2, tmp_path))
 
 
-@pytest.mark.parametrize("folder", ["bench", "compressors", "collectives"])
+@pytest.mark.parametrize("folder", ["bench", "gradwire", "compressors", "collectives"])
 def test_nothing_is_told_in_pickles(folder: str) -> None:
     sources = {path: path.read_text(encoding="utf-8") for path in (Path(__file__).parents[2] / folder).rglob("*.py")}
     calls = ("_object(", "_object_list(", "import pickle", "torch.load(")

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from compressors.ddp.attach import attach
+from gradwire.ddp.attach import attach
 from tests.testing.ddp_scenes import gradients, loss_of, network
 from tests.testing.ranks import run_ranks
 

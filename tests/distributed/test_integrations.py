@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from compressors.ddp import CompressionHook, attach
+from gradwire import attach
+from gradwire.ddp.hook import CompressionHook
 from tests.testing.ddp_scenes import batch, loaded, message_of, network, saved, weights
 from tests.testing.ranks import run_ranks
 
@@ -74,7 +75,7 @@ def with_lightning(rank: int, folder: Path) -> Iterator[Any]:
     from lightning.pytorch.plugins.environments import TorchElasticEnvironment
     from torch.utils.data import DataLoader, TensorDataset
 
-    from compressors.integrations.lightning import GradwireDDPStrategy
+    from gradwire.trainers.lightning import GradwireDDPStrategy
 
     class Classifier(LightningModule):
         def __init__(self) -> None:
@@ -125,7 +126,7 @@ def with_lightning(rank: int, folder: Path) -> Iterator[Any]:
 def with_accelerate(rank: int, folder: Path) -> Iterator[Any]:
     from accelerate import Accelerator, DistributedDataParallelKwargs
 
-    from compressors.integrations.accelerate import GradwireHandler, check
+    from gradwire.trainers.accelerate import GradwireHandler, check
 
     def trained(checkpoint: str | None) -> dict[str, Any]:
         accelerator = Accelerator(cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(bucket_cap_mb=10)])
@@ -176,7 +177,7 @@ def with_accelerate(rank: int, folder: Path) -> Iterator[Any]:
 def with_transformers(rank: int, folder: Path) -> Iterator[Any]:
     from transformers import Trainer, TrainingArguments
 
-    from compressors.integrations.transformers import GradwireCallback
+    from gradwire.trainers.transformers import GradwireCallback
 
     class Classifier(nn.Module):
         def __init__(self) -> None:
@@ -245,7 +246,7 @@ def lightning_again(rank: int, folder: Path) -> Iterator[torch.Tensor]:
     from lightning.pytorch.plugins.environments import TorchElasticEnvironment
     from torch.utils.data import DataLoader
 
-    from compressors.integrations.lightning import GradwireDDPStrategy
+    from gradwire.trainers.lightning import GradwireDDPStrategy
 
     class Classifier(LightningModule):
         def __init__(self) -> None:
@@ -298,7 +299,7 @@ def lightning_again(rank: int, folder: Path) -> Iterator[torch.Tensor]:
 def accelerate_again(rank: int, folder: Path) -> Iterator[torch.Tensor]:
     from accelerate import Accelerator
 
-    from compressors.integrations.accelerate import GradwireHandler
+    from gradwire.trainers.accelerate import GradwireHandler
 
     def trained(accelerator: Accelerator, bare: nn.Module, num_steps: int, times: int = 1) -> Iterator[torch.Tensor]:
         optimizer = fresh(bare)
@@ -328,7 +329,7 @@ def accelerate_again(rank: int, folder: Path) -> Iterator[torch.Tensor]:
 def transformers_again(rank: int, folder: Path) -> Iterator[torch.Tensor]:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    from compressors.integrations.transformers import GradwireCallback
+    from gradwire.trainers.transformers import GradwireCallback
 
     class Classifier(nn.Module):
         def __init__(self) -> None:

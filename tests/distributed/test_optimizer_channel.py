@@ -17,9 +17,9 @@ from bench.strategies.base import Batch, Setup
 from bench.strategies.ddp import Ddp
 from collectives.allreduce import Native, Ring
 from collectives.base import Collective
-from compressors.ddp.communicator import CompressedCommunicator
 from compressors.floats import NoCompression
 from compressors.layer import Step
+from gradwire.exchange.communicator import CompressedCommunicator
 from tests.testing.ranks import run_ranks
 
 STEPS, NUMEL = 3, 55

@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from compressors.ddp import gradients as ddp_gradients
-from compressors.ddp.attach import attach
-from compressors.ddp.gradients import ZeroCopyGradients
+from gradwire.ddp import gradients as ddp_gradients
+from gradwire.ddp.attach import attach
+from gradwire.ddp.gradients import ZeroCopyGradients
 from tests.testing.ddp_scenes import gradients, loss_of, network, played_by_two, train, weights, wrapped
 
 NUM_PARAMETERS = 4

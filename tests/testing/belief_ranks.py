@@ -13,10 +13,10 @@ from bench.optimizers.adabelief import Belief
 from bench.optimizers.base import Optimizer
 from collectives.base import Collective
 from compressors.base import Compressor
-from compressors.ddp.communicator import CompressedCommunicator
-from compressors.ddp.reducers import reducer_for
 from compressors.floats import NoCompression
 from compressors.layer import layers_of
+from gradwire.exchange.communicator import CompressedCommunicator
+from gradwire.exchange.reducers import reducer_for
 from tests.testing.compressor_cases import step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads
 

@@ -12,11 +12,11 @@ from bench.core import registry, spec
 from collectives.allgather import Allgather
 from collectives.base import BoundCollective, Collective
 from compressors.base import Compressor, TorchHook
-from compressors.ddp.hook import OwnHook
-from compressors.ddp.reducer import Reducer
-from compressors.ddp.reducers import reducer_for
-from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step
+from gradwire.ddp.hook import OwnHook
+from gradwire.exchange.reducer import Reducer
+from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.report import Bucket
 from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
 
 T = TypeVar("T")

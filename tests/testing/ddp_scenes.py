@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collectives.allgather import Allgather
 from compressors.base import Compressor
-from compressors.ddp.attach import attach
-from compressors.ddp.hook import CompressionHook
+from gradwire.ddp.attach import attach
+from gradwire.ddp.hook import CompressionHook
 from tests.testing.ranks import run_ranks
 
 LR = 0.1

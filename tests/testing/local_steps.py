@@ -11,9 +11,9 @@ from torch import nn
 from bench.core import spec
 from collectives.base import Collective
 from compressors.base import Compressor
-from compressors.local.by_speed import LocalStepsBySpeed
-from compressors.local.exchange import LocalSteps
-from compressors.local.options import LocalOptions
+from gradwire.local.by_speed import LocalStepsBySpeed
+from gradwire.local.exchange import LocalSteps
+from gradwire.local.options import LocalOptions
 from tests.testing.compressor_cases import step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads
 

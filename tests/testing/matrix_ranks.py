@@ -12,9 +12,9 @@ from bench.core import spec
 from bench.optimizers.base import Optimizer
 from collectives.base import Collective
 from compressors.base import Compressor
-from compressors.ddp.communicator import CompressedCommunicator
-from compressors.ddp.reducers import reducer_for
 from compressors.layer import layers_of
+from gradwire.exchange.communicator import CompressedCommunicator
+from gradwire.exchange.reducers import reducer_for
 from tests.testing.compressor_cases import step_at
 from tests.testing.memory_transport import MemoryTransport
 

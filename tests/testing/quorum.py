@@ -14,12 +14,12 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from bench.core import spec
 from collectives.base import Collective
 from compressors.base import Compressor
-from compressors.ddp.report import Bucket, StepReport
 from compressors.layer import Step
-from compressors.local.exchange import Exchange
-from compressors.local.membership import Rendezvous
-from compressors.local.options import LocalOptions
-from compressors.local.quorum import LocalStepsWithQuorum
+from gradwire.exchange.report import Bucket, StepReport
+from gradwire.local.exchange import Exchange
+from gradwire.local.membership import Rendezvous
+from gradwire.local.options import LocalOptions
+from gradwire.local.quorum import LocalStepsWithQuorum
 from tests.testing.compressor_cases import step_at
 from tests.testing.limits import LIMIT_S
 from tests.testing.local_steps import Change, flat

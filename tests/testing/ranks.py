@@ -25,7 +25,7 @@ import pytest
 from tests.testing.limits import LIMIT_S
 
 # What most ranks import: once instead of in every rank. A step of torch's optimizers imports its compiler.
-PRELOAD = ["torch", "torch.distributed", "torch._dynamo", "numpy", "compressors.ddp", "bench.strategies.ddp"]
+PRELOAD = ["torch", "torch.distributed", "torch._dynamo", "numpy", "gradwire.ddp.attach", "bench.strategies.ddp"]
 
 
 def run_ranks(

@@ -43,9 +43,9 @@ from collectives.transport.base import Ledger, Traffic, Transport, TransportErro
 from collectives.transport.process_group import gather_bytes
 from collectives.transport.sockets import open_transport
 from compressors.base import PerLayer
-from compressors.ddp.reducer import PerLayerReducer
-from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step
+from gradwire.exchange.reducer import PerLayerReducer
+from gradwire.exchange.report import Bucket
 
 TORCH_DTYPES = {
     "fp32": torch.float32,

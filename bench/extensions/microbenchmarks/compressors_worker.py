@@ -31,10 +31,10 @@ from collectives.base import Key
 from collectives.payloads import Payload, unpack
 from collectives.transport.base import SingleRank
 from compressors.base import FP32_BYTES, Compressor
-from compressors.ddp.encode_group import group_layers
-from compressors.ddp.reducers import reducer_for
-from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step, layers_of
+from gradwire.exchange.encode_group import group_layers
+from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.report import Bucket
 
 SMALLEST_SCALE = 1e-3
 STEPS_BEFORE = 5

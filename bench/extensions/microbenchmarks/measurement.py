@@ -112,7 +112,7 @@ def _legal_pairs(
         UsageError: a component or option does not exist, or a named component works with none of the others.
     """
     from compressors.base import PerLayer
-    from compressors.ddp.hook import OwnHook
+    from gradwire.ddp.hook import OwnHook
 
     senders = _built("compressors", compressors)
     usable = registry.ask_each("collectives", lambda component: component()) if collectives is None else ()
@@ -152,7 +152,7 @@ def check_encoding(options: CompressorsConfig) -> CompressorsConfig:
         UsageError: an option is unknown or out of range, or a named compressor cannot be timed.
     """
     from compressors.base import TorchHook
-    from compressors.ddp.hook import OwnHook
+    from gradwire.ddp.hook import OwnHook
 
     if options.compressors is NOT_GIVEN:
         made = registry.ask_each("compressors", lambda component: component())

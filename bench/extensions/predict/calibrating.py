@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def cannot_be_calibrated(compressor: Compressor) -> str | None:
     """Return a sentence that says why a compressor's work cannot be measured on one rank; None if it can."""
     from compressors.base import MultiRound, TorchHook
-    from compressors.ddp.hook import OwnHook
+    from gradwire.ddp.hook import OwnHook
 
     text = spec.short_text(compressor)
     obstacles = (

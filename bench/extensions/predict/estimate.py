@@ -34,9 +34,9 @@ from collectives.payloads.base import Payload
 from collectives.schedule.rounds import leaves
 from collectives.transport.base import SingleRank
 from compressors.base import Compressor
-from compressors.ddp.reducers import reducer_for
-from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step, layers_of
+from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.report import Bucket
 
 DATASET, BATCH_SIZE = "digits", 32
 # CPU time in ns to encode one element of ResNet-18 (`results/reference/encode-resnet18.csv`;

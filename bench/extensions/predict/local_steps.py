@@ -28,8 +28,8 @@ from bench.extensions.predict.links import Floats
 from bench.extensions.predict.prediction import Prediction, SimulatedStep
 from collectives.base import Collective
 from collectives.schedule.waves import Ints
-from compressors.local.by_speed import COMPUTE_PER_EXCHANGE, planned_steps
-from compressors.local.options import LocalOptions
+from gradwire.local.by_speed import COMPUTE_PER_EXCHANGE, planned_steps
+from gradwire.local.options import LocalOptions
 
 MANY_STEPS = 10**9  # that a rank may still make, so that the end of the run does not shorten the time until an exchange
 

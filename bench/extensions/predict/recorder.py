@@ -135,7 +135,7 @@ class Recorder:
                 "threads": torch.get_num_threads(),
                 "bucket_mb": self._ddp.bucket_bytes_cap / 2**20,
             }
-        from compressors.ddp.packed_state import PackedState  # not before: the script may have a module of that name
+        from gradwire.exchange.packed_state import PackedState  # not before: the script may have a module of that name
 
         PackedState(content).save(folder / f"rank-{os.environ['RANK']}.safetensors")
 

@@ -20,8 +20,8 @@ from bench.extensions.predict.estimate import ANY_LOAD, AROUND_MESSAGE_S, MESSAG
 from bench.extensions.predict.options import CalibrateConfig
 from bench.extensions.predict.step_parts import RANKS, bucket_parts, encoded
 from bench.launch.jobs.fork_server import end
-from compressors.ddp.packed_state import load_state
 from compressors.layer import Layer
+from gradwire.exchange.packed_state import load_state
 
 RECORDER = Path(__file__).with_name("recorder.py")
 # Bytes that are read between two timings of an encoding, so that the caches are as full as after backward.

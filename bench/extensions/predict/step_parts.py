@@ -41,11 +41,11 @@ from collectives.payloads.base import HEADER_BYTES, Dense, Payload, unpack
 from collectives.schedule.rounds import Layout, leaves
 from collectives.transport.base import SingleRank, Transport
 from compressors.base import Compressor
-from compressors.ddp.gradients import ZeroCopyGradients
-from compressors.ddp.reducer import Reducer
-from compressors.ddp.reducers import reducer_for
-from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step, layers_of
+from gradwire.ddp.gradients import ZeroCopyGradients
+from gradwire.exchange.reducer import Reducer
+from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.report import Bucket
 
 # Numbers of steps before the first timed one; in the first two, DDP forms its buckets.
 WARMUP, LEAST_WARMUP = 4, 2

@@ -26,14 +26,14 @@ from bench.strategies.base import Batch, BoundStrategy, Setup, Strategy, refuse
 from collectives.base import Collective
 from collectives.transport.failure_detector import host_seen_by_others
 from compressors.base import Compressor
-from compressors.ddp.communicator import own_transport
-from compressors.ddp.report import StepReport
-from compressors.local.by_speed import LocalStepsBySpeed
-from compressors.local.exchange import LocalSteps
-from compressors.local.fragments import dealt
-from compressors.local.membership import Rendezvous
-from compressors.local.options import LocalOptions
-from compressors.local.quorum import LocalStepsWithQuorum
+from gradwire.exchange.communicator import own_transport
+from gradwire.exchange.report import StepReport
+from gradwire.local.by_speed import LocalStepsBySpeed
+from gradwire.local.exchange import LocalSteps
+from gradwire.local.fragments import dealt
+from gradwire.local.membership import Rendezvous
+from gradwire.local.options import LocalOptions
+from gradwire.local.quorum import LocalStepsWithQuorum
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)

@@ -46,10 +46,10 @@ from bench.strategies.placed.messages import (
 )
 from collectives.pool import BoundPool
 from collectives.transport.base import Pending, Transport, wait_all
-from compressors.ddp.communicator import CompressedCommunicator, zero_nonfinite_
-from compressors.ddp.hook import NonFiniteGradient
-from compressors.ddp.report import StepReport
 from compressors.layer import Step
+from gradwire.ddp.hook import NonFiniteGradient
+from gradwire.exchange.communicator import CompressedCommunicator, zero_nonfinite_
+from gradwire.exchange.report import StepReport
 
 
 class _Done(NamedTuple):

@@ -35,7 +35,7 @@ from collectives.payloads.base import Payload, unpack
 from collectives.schedule.rounds import Layout
 from collectives.server import added
 from collectives.transport.base import Purpose, ReduceOp, Traffic, Transport, wait_all
-from compressors.ddp.report import EncodedLayer, StepReport
+from gradwire.exchange.report import EncodedLayer, StepReport
 
 
 class HostTraining(BoundStrategy):

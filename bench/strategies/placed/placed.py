@@ -35,9 +35,9 @@ from bench.strategies.placed.messages import HOST_RANK
 from collectives.base import Collective
 from collectives.transport.shared_memory import SharedMemoryTransport
 from compressors.base import Compressor, TorchHook
-from compressors.ddp.communicator import CompressedCommunicator, own_transport
-from compressors.ddp.hook import OwnHook
 from compressors.layer import layers_of
+from gradwire.ddp.hook import OwnHook
+from gradwire.exchange.communicator import CompressedCommunicator, own_transport
 
 # Ring buffer between two processes: large enough for the activations of a usual mini-batch in one piece.
 RING_BYTES = 2**22

@@ -13,8 +13,8 @@ from compressors.auto.choice import FIRST, Choice, ChosenPairs, Pair, Part, dens
 from compressors.auto.chooser import Chooser, Decisions
 from compressors.auto.compressor import Auto
 from compressors.auto.ranking import StepSeconds
-from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step
+from gradwire.exchange.report import Bucket
 from tests.testing.memory_transport import MemoryTransport, run_threads
 
 NUMELS = (6000, 50, 4000)

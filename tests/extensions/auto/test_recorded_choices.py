@@ -12,8 +12,8 @@ from collectives.allreduce import Ring
 from collectives.options import Incompatible, OptionError
 from compressors.auto.choice import Choice, read_choices
 from compressors.auto.compressor import Auto
-from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step
+from gradwire.exchange.report import Bucket
 from tests.extensions.auto.played import (
     GROUPS,
     LAYERS,

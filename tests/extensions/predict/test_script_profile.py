@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.extensions.predict import recorder
 from bench.extensions.predict.script_profile import Profile, StepTimes, profile_of
-from compressors.ddp.packed_state import load_state
+from gradwire.exchange.packed_state import load_state
 from tests.extensions.predict.calibrations import written
 from tests.testing.invoke import execute, invoke
 from tests.testing.ranks import run_ranks

@@ -18,10 +18,10 @@ from bench.optimizers.kronecker import KroneckerLayer
 from collectives.base import Collective
 from collectives.options import incompatibility
 from collectives.transport.base import SingleRank, Transport
-from compressors.ddp.communicator import CompressedCommunicator
-from compressors.ddp.reducers import reducer_for
 from compressors.floats import NoCompression
 from compressors.layer import layers_of
+from gradwire.exchange.communicator import CompressedCommunicator
+from gradwire.exchange.reducers import reducer_for
 from tests.testing.memory_transport import run_threads
 
 LR = 0.05

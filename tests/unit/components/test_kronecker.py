@@ -17,10 +17,10 @@ from collectives.base import Collective
 from collectives.payloads.bundle import Bundle
 from collectives.payloads.symmetric import MatrixForm, cholesky
 from collectives.transport.base import Traffic
-from compressors.ddp.communicator import CompressedCommunicator
-from compressors.ddp.reducers import reducer_for
-from compressors.ddp.report import StepReport
 from compressors.floats import NoCompression
+from gradwire.exchange.communicator import CompressedCommunicator
+from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.report import StepReport
 from tests.testing.compressor_cases import layers_of_shapes
 from tests.testing.memory_transport import MemoryTransport, run_threads
 

@@ -9,10 +9,10 @@ import torch
 
 from bench.core import registry, spec
 from collectives.base import Collective
-from compressors.ddp.communicator import CompressedCommunicator, zero_nonfinite_
-from compressors.ddp.reducers import reducer_for
 from compressors.floats import NoCompression
 from compressors.topk import TopK
+from gradwire.exchange.communicator import CompressedCommunicator, zero_nonfinite_
+from gradwire.exchange.reducers import reducer_for
 from tests.testing.compressor_cases import layers_of_shapes, step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads
 

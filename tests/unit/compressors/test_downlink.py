@@ -9,9 +9,9 @@ from collectives.payloads.bundle import members
 from collectives.server import Server
 from compressors.algc import Algc
 from compressors.base import Compressor
-from compressors.ddp.communicator import Downlink
 from compressors.group_topk import GroupTopK
 from compressors.quantizers import Qsgd
+from gradwire.exchange.communicator import Downlink
 from tests.testing.compressor_cases import gradient, layers_of_shapes, step_at
 from tests.testing.memory_transport import MemoryWires
 

@@ -9,9 +9,9 @@ from bench.core.spec import build, full_text, short_text
 from collectives.base import BoundCollective
 from collectives.options import OptionError
 from collectives.payloads import GroupSparse
-from compressors.ddp.reducers import reducer_for
 from compressors.group_topk import GroupTopK
 from compressors.layer import Layer
+from gradwire.exchange.reducers import reducer_for
 from tests.testing.compressor_cases import LAYERS, alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 from tests.testing.memory_transport import MemoryTransport
 

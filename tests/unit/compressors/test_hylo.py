@@ -13,9 +13,9 @@ from bench.models.resnet import ResNet18
 from collectives.allgather import Allgather
 from collectives.options import Incompatible, OptionError
 from collectives.payloads import Codes, Dense, RowSparse
-from compressors.ddp.reducers import reducer_for
 from compressors.hylo import Hylo
 from compressors.layer import Layer, layers_of
+from gradwire.exchange.reducers import reducer_for
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 
 CONV = layers_of_shapes((16, 4, 3, 3))[0]

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from collectives.options import OptionError
-from compressors.local import by_speed
-from compressors.local.by_speed import FIRST_STEPS, LocalStepsBySpeed, planned_steps
-from compressors.local.options import LocalOptions
+from gradwire.local import by_speed
+from gradwire.local.by_speed import FIRST_STEPS, LocalStepsBySpeed, planned_steps
+from gradwire.local.options import LocalOptions
 from tests.testing.local_steps import Rank, Scalars, flat, run_local
 
 

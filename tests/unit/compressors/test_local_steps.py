@@ -14,10 +14,10 @@ from torch import nn
 from bench.models.gpt import Gpt
 from bench.models.resnet import ResNet20
 from collectives.options import Incompatible, OptionError
-from compressors.ddp.communicator import Nonfinite, zero_nonfinite_
-from compressors.local import exchange
-from compressors.local.fragments import dealt, units_of
-from compressors.local.options import LocalOptions
+from gradwire.exchange.communicator import Nonfinite, zero_nonfinite_
+from gradwire.local import exchange
+from gradwire.local.fragments import dealt, units_of
+from gradwire.local.options import LocalOptions
 from tests.testing.local_steps import Rank, Scalars, flat, run_local
 
 # Values of both fragments after 0 to 15 steps, by delay and alpha: every step subtracts 2, and outer_lr is 2.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from compressors.ddp.packed_state import PackedState, StateError, load_state, pack_state, unpack_state
+from gradwire.exchange.packed_state import PackedState, StateError, load_state, pack_state, unpack_state
 
 
 def example() -> dict[Any, Any]:

@@ -13,11 +13,11 @@ from collectives.kernels.loop import Parts
 from collectives.options import OptionError
 from collectives.payloads import Codes
 from compressors.base import Compressor
-from compressors.ddp.reducers import reducer_for
 from compressors.floats import Fp16
 from compressors.kernels import quantisation
 from compressors.quantizers import Int8, Natural, Qsgd, TernGrad
 from compressors.sign import OneBit, Sign, TwoBit
+from gradwire.exchange.reducers import reducer_for
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 
 LAYER = layers_of_shapes((40, 50))[0]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collectives.base import Key, PendingSum
 from collectives.payloads.base import Dense, Payload
 from collectives.transport.base import SingleRank
-from compressors.ddp.reducers import reducer_for
-from compressors.ddp.report import Bucket
 from compressors.floats import NoCompression
+from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.report import Bucket
 from tests.testing.compressor_cases import gradient, layers_of_shapes, step_at
 
 LAYERS = layers_of_shapes((30, 20))

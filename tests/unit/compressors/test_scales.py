@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from compressors.adaptive_topk import _error_curve
-from compressors.ddp.reducers import reducer_for
 from compressors.powersgd import PowerSgd
+from gradwire.exchange.reducers import reducer_for
 from tests.testing.compressor_cases import Case, alone, case, gradient, layers_of_shapes, reduce_once, step_at
 
 CONV = layers_of_shapes((16, 4, 3, 3))[0]

@@ -14,13 +14,13 @@ from collectives.options import OptionError, build
 from collectives.payloads import Dense, Sparse
 from compressors.adaptive_topk import AdaptiveTopK
 from compressors.base import Compressor
-from compressors.ddp.reducers import reducer_for
 from compressors.group_topk import GroupTopK
 from compressors.hylo import Hylo
 from compressors.layer import Step
 from compressors.randomk import RandomK
 from compressors.sparse import Sparsifier
 from compressors.topk import Dgc, Threshold, TopK
+from gradwire.exchange.reducers import reducer_for
 from tests.testing.compressor_cases import LAYERS, alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 from tests.testing.memory_transport import MemoryTransport
 

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from compressors.ddp.encode_group import EncodeGroup, LayerStore
 from compressors.layer import Memory
 from compressors.topk import TopK
+from gradwire.exchange.encode_group import EncodeGroup, LayerStore
 from tests.testing.compressor_cases import layers_of_shapes
 
 LAYERS = layers_of_shapes((3,), (2,), (4,), (1,))

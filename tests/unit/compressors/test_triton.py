@@ -11,10 +11,10 @@ from collectives.payloads.codec.philox import random_words, uniform
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.transport.base import SingleRank
 from compressors.base import Compressor, PerLayer
-from compressors.ddp.reducers import reducer_for
-from compressors.ddp.report import Bucket
 from compressors.kernels import selection
 from compressors.layer import Layer, Step
+from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.report import Bucket
 from tests.testing.loops import (
     DEVICE,
     Computed,

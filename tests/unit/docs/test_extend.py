@@ -92,7 +92,7 @@ def test_attach_finds_an_installed_component_by_its_name(installed: Path, tmp_pa
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from compressors.ddp import attach
+from gradwire import attach
 
 dist.init_process_group("gloo", init_method="file://{tmp_path / "store"}", rank=0, world_size=1)
 ddp = DistributedDataParallel(torch.nn.Linear(100, 100))

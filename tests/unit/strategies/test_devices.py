@@ -20,11 +20,11 @@ from bench.strategies.placed.host import HostSum, HostTraining
 from collectives.allreduce import Ring
 from collectives.base import Collective
 from compressors.base import Compressor
-from compressors.ddp.communicator import CompressedCommunicator
-from compressors.ddp.reducers import reducer_for
 from compressors.floats import NoCompression
 from compressors.layer import Step, layers_of
 from compressors.topk import TopK
+from gradwire.exchange.communicator import CompressedCommunicator
+from gradwire.exchange.reducers import reducer_for
 from tests.testing.configs import make_config
 from tests.testing.devices import device_file
 from tests.testing.memory_transport import MemoryTransport, run_threads

@@ -13,11 +13,11 @@ from bench.optimizers.torch_optimizers import Sgd
 from bench.strategies.base import Batch
 from bench.strategies.ddp import OwnGradients
 from collectives.allreduce import Ring
-from compressors.ddp.communicator import CompressedCommunicator, Nonfinite, Trigger
-from compressors.ddp.reducers import reducer_for
-from compressors.ddp.report import StepReport
 from compressors.floats import NoCompression
 from compressors.layer import layers_of
+from gradwire.exchange.communicator import CompressedCommunicator, Nonfinite, Trigger
+from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.report import StepReport
 from tests.testing.compressor_cases import step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads
 

@@ -18,7 +18,7 @@ from bench.strategies.base import Batch, BoundStrategy
 from bench.train.data import RankData
 from bench.train.record import Recorder
 from bench.train.trainer import Diverged, Trainer
-from compressors.ddp.report import StepReport
+from gradwire.exchange.report import StepReport
 from tests.testing.configs import make_config
 
 PART = Samples(inputs=torch.zeros(64, 3, 32, 32, dtype=torch.uint8), targets=torch.zeros(64, dtype=torch.int64))

@@ -1,0 +1,33 @@
+"""Train with compressed gradients in your own script.
+
+`attach` serves a model in DistributedDataParallel, `attach_fsdp` and `attach_reduce_scatter` one in FSDP2, and
+`attach_local` trains with local steps. `gradwire.trainers` serves Lightning, Accelerate and Transformers.
+
+A name is imported when it is first used, so that `import gradwire` costs nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gradwire.ddp.attach import attach
+    from gradwire.fsdp.attach import attach_fsdp
+    from gradwire.fsdp.reduce_scatter import attach_reduce_scatter
+    from gradwire.local.attach import attach_local
+else:
+    _MODULES = {
+        "attach": "gradwire.ddp.attach",
+        "attach_fsdp": "gradwire.fsdp.attach",
+        "attach_local": "gradwire.local.attach",
+        "attach_reduce_scatter": "gradwire.fsdp.reduce_scatter",
+    }
+
+    def __getattr__(name):
+        if name not in _MODULES:
+            raise AttributeError(f"module 'gradwire' has no attribute '{name}'")
+        importlib.import_module("gradwire.hidden_packages").refuse_others()
+        globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+        return globals()[name]
+
+
+__all__ = ["attach", "attach_fsdp", "attach_local", "attach_reduce_scatter"]

@@ -1,0 +1,143 @@
+"""`Attached`: what a hook was attached to, compared with what it meets in every step.
+
+A hook takes the parameters of a model once. A layer that is unfrozen, appended or replaced later would never be
+exchanged, and ranks would differ without a word.
+"""
+
+import itertools
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from compressors.layer import Layer
+from gradwire.exchange.communicator import CompressedCommunicator
+
+OPEN: "weakref.WeakSet[CompressedCommunicator]" = weakref.WeakSet()
+"""The hooks of models of the user's own; closed ones may be among them."""
+
+Kind = tuple[torch.dtype, torch.device, torch.Size]
+
+
+class Attached:
+    """Compare a model and its optimizers with what they were at the last comparison.
+
+    As long as nothing changes, a comparison takes about 40 µs for ResNet-18 (62 parameters) and 90 µs for ResNet-50
+    (161 parameters).
+
+    Args:
+        model: the network.
+        explain: called at the first comparison, and when something has changed: returns the sentence for the user, or
+            None if the hook can go on.
+
+    Attributes:
+        optimizers: those whose groups are compared, too.
+    """
+
+    def __init__(self, model: nn.Module, explain: Callable[[], str | None]) -> None:
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self._model, self._explain = model, explain
+        self._tables: list[dict[str, Any]] = []  # the parameters, and the children, of every module
+        self._parameters: list[nn.Parameter] = []
+        self._held: list[object] = []  # alive, so that nothing else can have its identity
+        self._was: object = None
+
+    def change(self) -> str | None:
+        """Return a sentence that says what has changed and what to do; None if the hook can go on."""
+        if self._now() == self._was:
+            return None
+        if reason := self._explain():
+            return reason
+        self._tables = [table for module in self._model.modules() for table in (module._parameters, module._modules)]
+        self._parameters = list(self._model.parameters())
+        self._held = list(self._members())
+        self._was = self._now()
+        return None
+
+    def _now(self) -> object:
+        kinds = [(each.requires_grad, each.dtype, each.device, each.shape) for each in self._parameters]
+        return list(map(id, self._members())), kinds
+
+    def _members(self) -> Iterator[object]:
+        groups = [group["params"] for optimizer in self.optimizers for group in optimizer.param_groups]
+        return itertools.chain(*map(dict.values, self._tables), *groups)
+
+
+def close_earlier_hooks(layers: Iterable[Layer]) -> None:
+    """Close the hooks that exchange any of these parameters; an exception may have ended their training.
+
+    Every rank must call this function. Otherwise two hooks would exchange the gradients of one backward.
+    """
+    ids = {id(layer.weight) for layer in layers}
+    for hook in list(OPEN):
+        if not ids.isdisjoint(id(layer.weight) for layer in hook.layers):
+            OPEN.discard(hook)
+            hook.close()
+
+
+def kind_of(tensor: torch.Tensor) -> Kind:
+    """Return what a parameter and its gradient must have in common."""
+    return tensor.dtype.to_real(), tensor.device, tensor.shape
+
+
+def changed_parameter(
+    model: nn.Module,
+    was: Mapping[int, Kind],
+    *,
+    since: str,
+    advice: str,
+    ignored: Collection[str] = (),
+    may_freeze: bool = False,
+) -> str | None:
+    """Return a sentence about the first parameter that is not what it was; None if all are.
+
+    Args:
+        model: the network.
+        was: the kinds of the parameters that are exchanged, by id.
+        since: what happened to the model then, such as "the model was wrapped".
+        advice: what to do.
+        ignored: names of the parameters that are not exchanged on purpose.
+        may_freeze: True if a frozen parameter is no harm.
+    """
+    for name, parameter in model.named_parameters():
+        before, now = was.get(id(parameter)), kind_of(parameter)
+        if before is None:
+            if parameter.requires_grad and name not in ignored:
+                return f"{name} was added, replaced or unfrozen after {since}; {advice}"
+        elif not (parameter.requires_grad or may_freeze):
+            return f"{name} was frozen after {since}; {advice}"
+        elif before != now:
+            return f"{name} was {_text(before)} when {since} and is {_text(now)}; {advice}"
+    return None
+
+
+def unknown_parameter(optimizers: Iterable[torch.optim.Optimizer], known: Collection[int]) -> torch.Tensor | None:
+    """Return the first parameter that an optimizer may update and whose id is not known; None if there is none."""
+    updated = (parameter for optimizer in optimizers for parameter in parameters_of(optimizer))
+    return next((each for each in updated if each.requires_grad and id(each) not in known), None)
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return the parameters of all groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def check_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Check that the hooks of these optimizers' `step` are called.
+
+    Raises:
+        ValueError: one does not call them, because it only wraps another optimizer.
+    """
+    for each in optimizers:
+        if not getattr(type(each).step, "hooked", False):  # set by torch.optim.Optimizer.__init__
+            raise ValueError(
+                f"the step of {type(each).__name__} does not call the hooks of torch.optim.Optimizer; give the "
+                "optimizer inside it"
+            )
+
+
+def _text(kind: Kind) -> str:
+    dtype, device, shape = kind
+    return f"{dtype} {list(shape)} on {device}"

@@ -1,0 +1,336 @@
+"""`CompressedCommunicator`: exchange tensors among the ranks through a compressor and a collective."""
+
+import contextlib
+import dataclasses
+import datetime
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, cast
+
+import torch
+import torch.distributed as dist
+
+from collectives.base import BoundCollective, Collective, Key
+from collectives.payloads import Dense, Payload
+from collectives.transport.base import Transport, wait_all
+from collectives.transport.sockets import open_transport
+from compressors.base import Compressor, PerLayer
+from compressors.layer import Layer, Memory, Step
+from compressors.parts.buckets import bundled, is_finite, split
+from gradwire.exchange.encode_group import group_layers
+from gradwire.exchange.reducer import Reducer
+from gradwire.exchange.report import Bucket, EncodedLayer, StepReport
+
+Nonfinite = Literal["skip", "raise", "zero"]
+Trigger = Literal["async", "sync"]
+CombineOp = Literal["mean", "sum", "max"]
+
+
+class CompressedCommunicator:
+    """Exchange tensors that are not in DDP's buckets, such as an optimizer's moments or Kronecker factors.
+
+    A step only proposes new residuals (the parts that the compressor did not send); `finish_step` accepts them.
+
+    Args:
+        layers: every trainable parameter.
+        reducer: the compressor with this rank's state.
+        collective: sums payloads.
+        transport: connects the ranks, preferably over a separate process group (`own_transport`); `close` closes it.
+
+    Attributes:
+        layers, reducer, transport: the arguments.
+        collective: the collective, bound to the transport.
+        traffic: the messages and bytes that this rank has sent so far, per purpose.
+        residual_norms: a function without arguments that returns, by layer id, the L2 norm of each layer's residual
+            (the part of its gradients that was not sent yet).
+        last_encoded: the payloads of this rank's last step by the ids of the layers inside; see `Reducer`.
+    """
+
+    def __init__(self, layers: Sequence[Layer], reducer: Reducer, collective: Collective, transport: Transport) -> None:
+        self.layers = list(layers)
+        self.reducer = reducer
+        self.transport = transport
+        self.traffic, self.residual_norms = transport.traffic, reducer.residual_norms
+        self.last_encoded = reducer.last_encoded
+        self._downlink = Downlink(reducer.compressor, layers)
+        self.collective = collective.bind(transport, self._downlink)
+        self._others: list[BoundCollective] = []
+        step = Step(index=0, epoch=0, rank=transport.rank, world_size=transport.world_size, seed=0, warmup=False)
+        CompressedCommunicator.start_step(self, step)
+
+    def step_of(self, index: int, epoch: int | None, seed: int) -> Step:
+        """Return this rank's training step; the compressor's warm-up epochs are skipped if the epoch is not known."""
+        return Step(index=index, epoch=epoch, rank=self.transport.rank, world_size=self.transport.world_size, seed=seed)
+
+    def start_step(self, step: Step) -> None:
+        """Begin a training step; call it before anything is sent in this step."""
+        self._step = self._downlink.step = step
+        self._report = StepReport(encode_s=0.0, exchange_s=0.0, exposed_s=0.0)
+
+    def mean_(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Replace each layer's tensor with the mean over ranks of what the compressor sent.
+
+        Every rank must call this method.
+
+        Args:
+            tensors: one contiguous tensor per layer; they are compressed, with the compressor's error feedback.
+
+        Raises:
+            TransportError: a rank was lost, or did not answer in time.
+        """
+        with self.exchanging() as report:
+            bucket = Bucket(layers=self.layers, gradients=[tensor.view(-1) for tensor in tensors], step=self._step)
+            self.reducer.reduce(bucket, self.collective.sum, self.transport)
+            report.encoded, report.encode_s = bucket.encoded, bucket.encode_s
+
+    def combine_(
+        self, tensors: Sequence[torch.Tensor], op: CombineOp = "mean", layers: Sequence[Layer] | None = None
+    ) -> None:
+        """Replace each tensor with its mean, sum or maximum over ranks, sent uncompressed.
+
+        Every rank must call this method.
+
+        Args:
+            tensors: tensors of any shape, the same on all ranks; they travel as one message in their common dtype.
+            op: how to combine the ranks' elements.
+            layers: for each tensor, the layer under which its bytes are reported; None for `self.layers`.
+
+        Raises:
+            TransportError: a rank was lost, or did not answer in time.
+            PayloadError: the collective cannot compute a maximum (`allgather`).
+        """
+        with self.exchanging() as report:
+            layers = self.layers if layers is None else layers
+            flat = torch.cat([tensor.flatten() for tensor in tensors])
+            combined = torch.zeros_like(flat)
+            total = self.collective.sum(
+                Dense(flat), tuple(layer.id for layer in layers), "max" if op == "max" else "sum"
+            )
+            total.add_to_(combined, divisor=self.transport.world_size if op == "mean" else 1)
+            for tensor, part in zip(tensors, combined.split([tensor.numel() for tensor in tensors]), strict=True):
+                tensor.copy_(part.view_as(tensor))
+            report.encoded = _sent_whole(layers, tensors)
+
+    def average_(self, flat: torch.Tensor) -> None:
+        """Replace the concatenated tensors of all layers with their mean over ranks, sent uncompressed.
+
+        Every rank must call this method. Nothing is copied if the collective adds in place, as `pool` does for a buffer
+        that it allocated.
+
+        Args:
+            flat: fp32 [elements of all layers].
+
+        Raises:
+            TransportError: a rank was lost, or did not answer in time.
+        """
+        with self.exchanging() as report:
+            total = self.collective.sum(Dense(flat), tuple(layer.id for layer in self.layers))
+            assert isinstance(total, Dense)  # element-wise payloads stay what they are
+            torch.div(total.values, self.transport.world_size, out=flat)
+            report.encoded = _sent_whole(self.layers, flat.split([layer.numel for layer in self.layers]))
+
+    def bind(self, collective: Collective) -> BoundCollective:
+        """Return another collective, bound to the same transport until `close`; every rank must call this method."""
+        bound = collective.bind(self.transport)
+        self._others.append(bound)
+        return bound
+
+    def book(self, report: StepReport) -> None:
+        """Add to this step's report an exchange that used the transport without this communicator's methods."""
+        self._report.add(report)
+
+    @contextlib.contextmanager
+    def exchanging(self) -> Iterator[StepReport]:
+        """Time a `with` block, and add its seconds to the step's report as exchange time that overlaps with nothing.
+
+        The block gets a `StepReport`, to which it may add the layers that it encodes.
+        """
+        report, started = StepReport(), time.perf_counter()
+        yield report
+        report.exchange_s = report.exposed_s = time.perf_counter() - started
+        self.book(report)
+
+    def start_on_any_rank(self, flag: bool) -> Callable[[], bool]:
+        """Send this rank's flag, and return a function that waits and returns True if any rank has set its flag.
+
+        Every rank must call this method, and the returned function once.
+        """
+        finish = self.transport.start_all_reduce_scalars([float(flag)], "max")
+        return lambda: any(finish())
+
+    def finish_step(self) -> StepReport:
+        """Accept the state (residuals, for example) that this step proposed, and return the report of the step."""
+        self.commit()
+        return self._report
+
+    def commit(self) -> None:
+        """Accept the state (residuals, for example) that exchanges proposed since the last `commit` or `drop`."""
+        self.reducer.commit()
+        self.collective.commit()
+        self.last_encoded = self.reducer.last_encoded
+
+    def drop(self) -> None:
+        """Discard the state that exchanges proposed: everything is bit for bit as before the step."""
+        self.reducer.drop()
+        self.collective.drop()
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        """Return the bytes of the tensors that are held on this rank, by purpose; read it between two steps.
+
+        "residual" is what was not sent yet, "proposed" the memory for the next residuals until a step is accepted,
+        "momentum" the same two of momentum buffers, "memory" the compressor's own state, "buffers" memory that is
+        reused (with PowerSGD the last gradients, too), "payloads" the last step's payloads, and "collective" what the
+        collective keeps.
+        """
+        of_collectives = sum(collective.nbytes for collective in (self.collective, *self._others))
+        return self.reducer.nbytes | {"collective": of_collectives + self._downlink.nbytes}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all state that training needs to resume bit for bit; it differs between ranks, so save each rank's."""
+        return {"reducer": self.reducer.state_dict(), "collective": self.collective.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace the whole state with one that `state_dict` returned."""
+        self.reducer.load_state_dict(state["reducer"])
+        self.collective.load_state_dict(state["collective"])
+
+    def close(self) -> None:
+        """Close the collectives and the transport; every rank must call this method."""
+        for collective in (self.collective, *self._others):
+            collective.close()
+        self.transport.close()
+
+    @property
+    def exposed_s(self) -> float:
+        """Return the seconds in which training waited for exchanges since the last `start_step`."""
+        return self._report.exposed_s or 0.0
+
+
+def _sent_whole(layers: Sequence[Layer], tensors: Sequence[torch.Tensor]) -> list[EncodedLayer]:
+    return [
+        EncodedLayer(layer=layer, payload="Dense", nbytes=tensor.nbytes, num_entries=tensor.numel(), seconds=0.0)
+        for layer, tensor in zip(layers, tensors, strict=True)
+    ]
+
+
+def own_transport(device: torch.device, timeout_s: float, group: dist.ProcessGroup | None = None) -> Transport:
+    """Return a transport over a new process group; every rank of `group` must call this function.
+
+    The group is separate because two threads that use the same gloo group silently corrupt sums.
+
+    Args:
+        device: the device of the tensors.
+        timeout_s: longest wait for any one message, in seconds.
+        group: process group with the same ranks and backend; None for the default group, with all ranks.
+    """
+    shared = group if group is not None else cast(dist.ProcessGroup, dist.group.WORLD)
+    own = dist.new_group(
+        dist.get_process_group_ranks(shared),
+        timeout=datetime.timedelta(seconds=timeout_s),
+        backend=dict(item.split(":") for item in dist.get_backend_config(shared).split(","))[device.type],
+        use_local_synchronization=shared != dist.group.WORLD,
+    )
+    return open_transport(cast(dist.ProcessGroup, own), device, timeout_s)
+
+
+def await_command(transport: Transport) -> None:
+    """Tell rank 0 that backward has ended on this rank, and wait until it has ended on all ranks.
+
+    Every rank must call this function.
+    """
+    word = torch.zeros(1, dtype=torch.uint8, device=transport.device)
+    with transport.counted_as("control"):
+        if transport.rank != 0:
+            transport.send(word, 0).wait()
+            transport.receive_into(word, 0).wait()
+            return
+        others = range(1, transport.world_size)
+        for source in others:
+            transport.receive_into(word, source).wait()
+        wait_all([transport.send(word, to) for to in others])
+
+
+def zero_nonfinite_(tensor: torch.Tensor, nonfinite: Nonfinite) -> bool:
+    """Replace NaN and infinity in place, because residuals that contain them would never recover.
+
+    Args:
+        tensor: floating tensor; with "zero" its non-finite elements become 0, otherwise all its elements do.
+        nonfinite: what the run does about NaN or infinity.
+
+    Returns:
+        True if the step must be skipped.
+    """
+    if is_finite(tensor):
+        return False
+    if nonfinite == "zero":
+        torch.nan_to_num_(tensor, nan=0.0, posinf=0.0, neginf=0.0)
+        return False
+    tensor.zero_()
+    return True
+
+
+class Downlink:
+    """Encode a server's answers or a ring's partial sums with the compressor (a `collectives.base.AnswerEncoder`).
+
+    Args:
+        compressor: the compressor, with its options.
+        layers: every trainable parameter.
+
+    Attributes:
+        step: the training step; the communicator sets it.
+    """
+
+    def __init__(self, compressor: Compressor, layers: Sequence[Layer]) -> None:
+        self.step = Step(index=0, epoch=0, rank=0, world_size=1, seed=0)
+        self._compressor = compressor
+        self._layer_of = {layer.id: layer for layer in layers}
+        self._memory = Memory()
+        self.commit, self.drop = self._memory.commit, self._memory.drop
+        self.state_dict, self.load_state_dict = self._memory.state_dict, self._memory.load_state_dict
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the compressor's memory for answers."""
+        return self._memory.nbytes
+
+    def numel(self, layer_id: int) -> int:
+        """Return the number of elements of a layer."""
+        return self._layer_of[layer_id].numel
+
+    def encode(self, total: torch.Tensor, layers: Key) -> Payload:
+        """Return a server's answer in encoded form; layers that workers send uncompressed stay uncompressed.
+
+        Args:
+            total: fp32 [numel], the layers' concatenated sums.
+            layers: ids of the layers, in the order in which they lie in `total`.
+        """
+        step = self._step_at(hop=0)
+        groups = group_layers(self._compressor, [self._layer_of[layer_id] for layer_id in layers], step)
+        parts = total.split([group.layer.numel for group in groups])
+        return bundled(
+            [
+                cast(PerLayer, group.compressor).encode_bucket(
+                    split(part, group.layers), None, None, group.layers, step
+                )
+                for group, part in zip(groups, parts, strict=True)
+            ]
+        )
+
+    def encode_partial(self, total: torch.Tensor, layer: int, hop: int) -> Payload:
+        """Return a partial sum in encoded form, as one flat layer.
+
+        Args:
+            total: fp32, 1-D, any elements of what ranks encode into one payload.
+            layer: id of the layer that contains the first of these elements.
+            hop: number of ranks that encoded these elements before.
+        """
+        numel = total.numel()
+        flat = Layer(id=layer, name=self._layer_of[layer].name, shape=(numel,), numel=numel)
+        return cast(PerLayer, self._compressor).encode(total, flat, self._step_at(hop))
+
+    def _step_at(self, hop: int) -> Step:
+        # A sum is not encoded to be summed with others, so the world size is 1. Its rank, which no rank of the run has,
+        # gives it random numbers of its own.
+        rank = (1 + hop) * self.step.world_size + self.step.rank
+        return dataclasses.replace(self.step, memory=self._memory, rank=rank, world_size=1)

@@ -1,0 +1,41 @@
+"""Refuse modules of a user that hide this project's packages, before Python imports them in our place.
+
+`bench`, `compressors` and `collectives` are common names: a folder or file of that name beside a user's script, or in a
+folder of PYTHONPATH, is found before the installed package.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+# The packages that a training script uses. It may have a `bench.py` of its own, as nanoGPT does.
+LIBRARY = ("compressors", "collectives")
+
+
+def refuse_others(packages: Sequence[str] = LIBRARY) -> None:
+    """Make sure that these packages of this project are the ones that Python finds.
+
+    Raises:
+        ImportError: "/home/me/compressors hides the package compressors of gradwire; rename it or leave its folder".
+    """
+    for name in packages:
+        spec = find_spec(name)
+        found = Path(spec.origin) if spec and spec.origin else None
+        if found is not None and found.resolve().parent != Path(__file__).resolve().parents[1] / name:
+            hiding = found.parent if found.stem == "__init__" else found
+            raise ImportError(
+                f"{hiding} hides the package {name} of gradwire; rename it, or take {hiding.parent} out of the folders "
+                "where Python looks for modules (the script's own and PYTHONPATH)"
+            )
+
+
+def exit_if_hidden(packages: Sequence[str]) -> None:
+    """Exit with status 2 and one sentence if one of these packages is hidden."""
+    try:
+        refuse_others(packages)
+    except ImportError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        sys.exit(2)

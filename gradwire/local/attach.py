@@ -1,0 +1,352 @@
+"""`attach_local`: train with local steps in your own script, whose model is not in DistributedDataParallel.
+
+local = attach_local(model, optimizer, "group_topk:ratio=0.01", "allgather", preset="sparseloco")
+for x, y in batches:
+    loss_of(model(x), y).backward()
+    optimizer.step()  # every 30 steps the ranks exchange how far their parameters moved
+    optimizer.zero_grad()
+with local.outer():
+    evaluate(model)  # with parameters that are equal on all ranks
+local.close()
+"""
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, get_args
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
+
+from collectives.base import Collective
+from collectives.options import build
+from collectives.transport.base import Transport
+from compressors.base import Compressor
+from compressors.layer import layers_of, sparse_gradients
+from gradwire.attached import (
+    OPEN,
+    Attached,
+    changed_parameter,
+    check_optimizers,
+    close_earlier_hooks,
+    kind_of,
+    parameters_of,
+    unknown_parameter,
+)
+from gradwire.ddp.attach import check_types
+from gradwire.ddp.hook import NonFiniteGradient, warn_of_missing_epoch
+from gradwire.exchange.communicator import Nonfinite, own_transport
+from gradwire.local.exchange import LocalSteps
+from gradwire.local.options import LocalOptions
+
+
+def attach_local(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    compressor: Compressor | str = "none",
+    collective: Collective | str = "native",
+    *,
+    seed: int = 0,
+    nonfinite: Nonfinite = "skip",
+    timeout_s: float = 300.0,
+    **options: Any,
+) -> "LocalHook":
+    """Let every rank train `model` alone, and exchange differences of parameters after every so many optimizer steps.
+
+    Every rank must call this function. The parameters and buffers of rank 0 are copied to all ranks. The hook that an
+    earlier call returned for this model is closed.
+
+    Args:
+        model: the network, not in DDP or FSDP.
+        optimizer: the (inner) optimizer, or all optimizers, of the model; each makes one `step` per training step. Its
+            state stays on its rank.
+        compressor: an instance, or a spec such as "group_topk:ratio=0.01"; encodes the differences.
+        collective: an instance, or a spec such as "ring"; sums the payloads.
+        seed: seed of the compressor's own random numbers, the same on every rank.
+        nonfinite: what to do about NaN or infinity, in an optimizer's gradients or in a difference: "skip" it on this
+            rank, "raise" on this rank, or "zero" the elements.
+        timeout_s: longest wait for any one message, in seconds.
+        options: options of local steps, such as steps=30, outer_lr=0.7 or preset="diloco".
+
+    Raises:
+        ValueError: `nonfinite` is none of these words; the compressor or collective does not work with local steps; the
+            model is wrapped, or has complex or fp64 parameters, sparse gradients or nothing to train; an optimizer
+            exchanges something itself, belongs to another model, or only wraps another optimizer.
+        OptionError: an option is unknown or impossible, or a spec names no component.
+    """
+    if isinstance(compressor, str):
+        compressor = build("compressors", Compressor, compressor)
+    if isinstance(collective, str):
+        collective = build("collectives", Collective, collective)
+    if nonfinite not in get_args(Nonfinite):
+        raise ValueError(f'nonfinite="{nonfinite}" is not possible; use {", ".join(get_args(Nonfinite))}')
+    chosen = LocalOptions.from_text(options)
+    if chosen.steps == "auto":
+        raise ValueError("attach_local cannot end the loop of your script at an exchange; give steps a number")
+    if chosen.quorum:
+        raise ValueError("the process group of your script breaks when a rank is lost; leave out quorum")
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    check_optimizers(optimizers)
+    chosen.check_pair(compressor, collective)
+    layers = layers_of(model)
+    compressor.check_compatible(collective, layers)
+    check_types(layers, compressor)
+    _check(model, optimizers)
+    close_earlier_hooks(layers)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            first = tensor.contiguous()
+            dist.broadcast(first, 0)
+            tensor.copy_(first)
+    transport = own_transport(next(model.parameters()).device, timeout_s)
+    return LocalHook(model, optimizers, chosen, compressor, collective, transport, seed=seed, nonfinite=nonfinite)
+
+
+def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    names = {cls.__name__ for cls in type(model).__mro__ if cls.__module__.startswith("torch.distributed.fsdp")}
+    trainable = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    of_optimizers = [set(map(id, parameters_of(each))) for each in optimizers]
+    wide = [name for name, weight in model.named_parameters() if weight.dtype == torch.float64]
+    of_zero = [each for each in optimizers if type(each).__name__ == "ZeroRedundancyOptimizer"]
+    obstacles = (
+        (
+            isinstance(model, DistributedDataParallel) or bool(names),
+            "attach_local needs the network itself, because DDP and FSDP exchange something in every step; leave out "
+            "the wrapper",
+        ),
+        (not trainable, "the model has no trainable parameters, so nothing can be exchanged; unfreeze some"),
+        (not optimizers, "attach_local needs the model's optimizer, whose steps it counts; give it one or several"),
+        (bool(of_zero), "ZeroRedundancyOptimizer sends parameters in every step; use the optimizer inside it"),
+        (bool(wide), f"{next(iter(wide), '')} is fp64 and differences are taken in fp32; convert the model to fp32"),
+        (
+            not all(trainable & own for own in of_optimizers),
+            "an optimizer has none of the model's trainable parameters; give attach_local the optimizers of this model",
+        ),
+    )
+    reasons = [reason for applies, reason in obstacles if applies]
+    if reason := next(iter(reasons), None) or sparse_gradients(model):
+        raise ValueError(reason)
+
+
+class LocalHook(LocalSteps):
+    """Count the steps of a model's optimizers and exchange what is due; `attach_local` creates it."""
+
+    @override
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        options: LocalOptions,
+        compressor: Compressor,
+        collective: Collective,
+        transport: Transport,
+        *,
+        seed: int,
+        nonfinite: Nonfinite,
+    ) -> None:
+        super().__init__(model, options, compressor, collective, transport, nonfinite=nonfinite)
+        self._seed = seed
+        self._epoch: int | None = None
+        self._epoch_is_missing = compressor.traits.denser_epochs > 0
+        self._updates = True  # false if this rank skips the step
+        self._kinds = {id(layer.weight): kind_of(layer.weight) for layer in self.layers if layer.weight is not None}
+        self._attached = Attached(model, self._why_not_exchanged)
+        self._attached.optimizers += optimizers
+        self._shows_outer = self._is_updating = self._closed = False
+        self._waiting_for = self._ids = {id(each) for each in optimizers}  # optimizers that have not made this step
+        self._handles = [each.register_step_pre_hook(self._before_update) for each in optimizers]
+        self._handles += [each.register_step_post_hook(self._after_update) for each in optimizers]
+        self._handles.append(_watch_other_optimizers(self))
+        OPEN.add(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of finished epochs, which controls the density during the warm-up epochs.
+
+        Without this call, a compressor skips its warm-up epochs, if it has any, and warns about that.
+        """
+        self._epoch = epoch
+        self._epoch_is_missing = False
+
+    @contextlib.contextmanager
+    def outer(self) -> Iterator[None]:
+        """Let the model hold the outer copy, which is equal on all ranks, in a `with` block: to evaluate or save it.
+
+        Raises:
+            RuntimeError: the model or its optimizers have changed, a parameter was changed in the block, or the hook is
+                closed.
+        """
+        if self._closed:
+            raise RuntimeError("local steps are closed, and the model has held the outer copy since; leave out outer()")
+        if self._shows_outer:  # the block around this one ends it
+            yield
+            return
+        self._check_unchanged()
+        self.check_buffers()
+        self.show_outer()
+        self._shows_outer = True
+        try:
+            yield
+            if name := self._changed_in_outer():
+                raise RuntimeError(
+                    f"{name} was changed inside outer(), where changes are lost; make them outside of it"
+                )
+        finally:
+            self._shows_outer = False
+            if not self._closed:
+                self.show_inner()
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that this rank needs to go on bit for bit, besides that of its model and optimizer.
+
+        Save that of every rank, between two steps.
+        """
+        with contextlib.nullcontext() if self._closed else self.outer():
+            return super().state_dict() | {"options": self.options.option_texts()}
+
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace the whole state with one that `state_dict` returned; load the model and the optimizer first.
+
+        Raises:
+            ValueError: the state was saved with other options.
+            RuntimeError: the model holds the outer copy.
+        """
+        now = self.options.option_texts()
+        if others := [f"{name}={value}" for name, value in state["options"].items() if now.get(name) != value]:
+            raise ValueError(f"this state was saved with {', '.join(others)}; give attach_local the same options")
+        if self._shows_outer:
+            raise RuntimeError("inside outer() a state cannot be loaded; load it outside of the block")
+        super().load_state_dict(state)
+        self.show_inner()
+
+    @override
+    def close(self) -> None:
+        """Release the thread and the connections; the model then holds the outer copy. Every rank must call this.
+
+        Later calls do nothing.
+
+        Raises:
+            RuntimeError: a parameter has another shape than its outer copy; the model then stays as it is.
+        """
+        if self._closed:
+            return
+        for handle in self._handles:
+            handle.remove()
+        OPEN.discard(self)
+        self._closed = True
+        try:
+            for layer in self.layers:
+                if layer.weight is not None and layer.weight.shape != layer.shape:
+                    raise RuntimeError(
+                        f"{layer.name} has another shape than its outer copy, so the model keeps what this rank has "
+                        "trained; call close() before such a change"
+                    )
+            self.show_outer()
+        finally:
+            super().close()
+
+    def _check_unchanged(self) -> None:
+        if reason := self._attached.change():
+            raise RuntimeError(reason)
+
+    def _why_not_exchanged(self) -> str | None:
+        """Return a sentence about a parameter that is trained but not exchanged; None without one."""
+        model, advice = self._model, "call close() before, and attach_local after such a change"
+        since = "attach_local was called"
+        if reason := changed_parameter(model, self._kinds, since=since, advice=advice, may_freeze=True):
+            return reason
+        exchanged = {
+            id(layer.weight) for hook in OPEN for layer in hook.layers
+        }  # an optimizer may serve several models
+        unknown = unknown_parameter(self._attached.optimizers, exchanged)
+        if unknown is None:
+            return None
+        return (
+            f"an optimizer updates a parameter of shape {list(unknown.shape)} that is not in the model, so it would "
+            "not be exchanged; put it into the model before attach_local, or into an optimizer of its own"
+        )
+
+    def _changed_in_outer(self) -> str | None:
+        """Return the name of a parameter that is no longer the outer copy; None if all are."""
+        if self._inner is None:  # nothing has been exchanged yet
+            return None
+        for fragment in self._fragments:
+            for layer, outer in zip(fragment.layers, fragment.split(fragment.outer), strict=True):
+                assert layer.weight is not None
+                own = layer.weight.detach().flatten()
+                if bool((own.isfinite() & (own != outer.to(own.dtype))).any()):
+                    return layer.name
+        return None
+
+    def _check_other(self, optimizer: torch.optim.Optimizer) -> None:
+        """Check that an optimizer that was not given to `attach_local` may make a step now.
+
+        Raises:
+            RuntimeError: it updates parameters in place of an optimizer whose steps are counted, or the outer copy.
+        """
+        if id(optimizer) in self._ids or self._is_updating:  # or an optimizer consists of others
+            return
+        updated = set(map(id, parameters_of(optimizer)))
+        counted = {id(parameter) for each in self._attached.optimizers for parameter in parameters_of(each)}
+        if updated & counted:
+            raise RuntimeError(
+                f"attach_local does not know this {type(optimizer).__name__}, so its steps would not be counted and "
+                "nothing would be exchanged; call close(), then attach_local with all optimizers of the model"
+            )
+        if not updated.isdisjoint(map(id, self._model.parameters())):
+            self._check_not_outer()
+            self._check_unchanged()
+
+    def _check_not_outer(self) -> None:
+        if self._shows_outer:
+            raise RuntimeError("inside outer() an optimizer's step would be lost; train outside of the block")
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if kwargs.get("closure", args[1] if len(args) > 1 else None) is not None:
+            raise RuntimeError("local steps need gradients before optimizer.step(); call backward(), give no closure")
+        if id(optimizer) not in self._waiting_for:
+            raise RuntimeError("an optimizer made two steps while another made none; call step() of each once per step")
+        self._check_not_outer()
+        if self._waiting_for == self._ids:  # the first of this step
+            if self._epoch_is_missing and self.transport.rank == 0:
+                warn_of_missing_epoch(self.reducer.compressor)
+            self._epoch_is_missing = False
+            self._check_unchanged()
+            self.start_step(self.step_of(self._steps, self._epoch, self._seed))
+            self._updates = True
+        parameters = parameters_of(optimizer)
+        ids = {id(parameter) for parameter in parameters}
+        is_ready = self.prepare_gradients_([layer for layer in self.layers if id(layer.weight) in ids])
+        if not is_ready and self._nonfinite == "raise":
+            raise NonFiniteGradient(f"a gradient is not finite in step {self._steps + 1}")
+        self._updates = self._updates and is_ready
+        if not self._updates:
+            for parameter in parameters:
+                parameter.grad = None
+        self._is_updating = True
+
+    def _after_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._is_updating = False
+        self._waiting_for = self._waiting_for - {id(optimizer)}
+        if not self._waiting_for:
+            self._waiting_for = self._ids
+            self.after_update()
+
+
+def _watch_other_optimizers(hook: LocalHook) -> RemovableHandle:
+    """Let a hook hear of every optimizer's step, as long as somebody else holds the hook."""
+    held = weakref.ref(hook)
+
+    def before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if (hook := held()) is not None:
+            hook._check_other(optimizer)
+
+    handle = register_optimizer_step_pre_hook(before_update)
+    weakref.finalize(hook, handle.remove)
+    return handle

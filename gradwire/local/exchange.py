@@ -1,0 +1,437 @@
+"""`LocalSteps`: exchange how far the ranks' parameters have moved since the last exchange, every so many steps.
+
+Source: Stich 2018 (local SGD, arXiv:1805.09767), Lin et al. 2018 (post-local SGD, arXiv:1808.07217), Douillard et al.
+2023 (DiLoCo, arXiv:2311.08105), Douillard et al. 2025 (Streaming DiLoCo, arXiv:2501.18512), Sarfi et al. 2025
+(SparseLoCo, arXiv:2508.15706).
+Differs: the outer copy is equal on all ranks bit for bit, because all compute it from one sum; buffers are averaged;
+the residual of the compressor is in units of the parameters and does not contain the outer learning rate, which
+published code applies twice.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from collectives.allreduce import Ring
+from collectives.base import Collective, Key
+from collectives.payloads import Dense, Payload
+from collectives.payloads.bundle import UnreducedSum
+from collectives.transport.base import Transport
+from compressors.base import Compressor
+from compressors.layer import Layer, Step, layers_of, memory_nbytes
+from gradwire.ddp.hook import NonFiniteGradient
+from gradwire.exchange.communicator import CompressedCommunicator, Nonfinite, zero_nonfinite_
+from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.report import Bucket, EncodedLayer, StepReport
+from gradwire.local.fragments import Fragment, dealt
+from gradwire.local.options import LocalOptions
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Exchange:
+    """The exchange of one fragment.
+
+    Attributes:
+        number: exchanges of all fragments that were begun before.
+        mean: the rank's difference, fp32 [elements of the fragment]; holds the mean over ranks once `done` is.
+        buffers: copies of the model's buffers, which become those of all ranks; empty except with the last fragment.
+        done: the exchange's times and layers.
+    """
+
+    number: int
+    mean: torch.Tensor
+    buffers: list[torch.Tensor]
+    done: Future[StepReport] = dataclasses.field(default_factory=Future)
+
+
+class LocalSteps(CompressedCommunicator):
+    """Keep the outer copy of a model, and exchange differences to it, after a rank's own (inner) optimizer steps.
+
+    Call `start_step` before forward, `prepare_gradients_` after backward, `after_update` once the optimizer has updated
+    the parameters, then `finish_step`. Between exchanges nothing is sent. Every rank must make as many steps, also
+    those in which its optimizer changed nothing.
+
+    Args:
+        model: the network, not in DDP, with the same parameters on all ranks.
+        options: steps between exchanges, and what is done with the means.
+        compressor: encodes differences; its residual belongs to the parameters.
+        collective: sums payloads.
+        transport: connects the ranks; with a delay, a thread uses it during training.
+        nonfinite: what to do about NaN or infinity: "skip" the rank's own step or difference, "raise", or "zero" the
+            elements. Ranks do not vote.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: LocalOptions,
+        compressor: Compressor,
+        collective: Collective,
+        transport: Transport,
+        *,
+        nonfinite: Nonfinite = "skip",
+    ) -> None:
+        super().__init__(layers_of(model), reducer_for(compressor), collective, transport)
+        self.options = options
+        self._fragments = [Fragment(layers) for layers in dealt(model, options.fragments)]
+        self._model = model
+        self._plain = self.bind(Ring())  # for buffers
+        self._numel_of = {layer.id: layer.numel for layer in self.layers}
+        self._nonfinite = nonfinite
+        self._steps = self._number = 0  # steps made, exchanges begun
+        self._weight = 1.0  # of this rank's difference in the mean over ranks; 1 on average
+        self._under_way: Exchange | None = None
+        self._buffer_places = _buffer_places(model)
+        self._outer_buffers = [buffer.clone() for buffer in self._buffers()]  # as of the last exchange
+        # This rank's parameters and buffers while the model holds the outer copy.
+        self._inner: list[torch.Tensor] | None = None
+        self._thread = None
+        if options.delay:
+            device = next(model.parameters()).device
+            self._thread = ThreadPoolExecutor(1, "exchange", initializer=_compute_on, initargs=(device,))
+
+    @property
+    def averages_gradients(self) -> bool:
+        """Return True in the first `start_after` steps, in which ranks stay equal by averaging their gradients."""
+        return self._steps < self.options.start_after
+
+    @property
+    def period(self) -> int:
+        """Return this rank's steps between two exchanges of the same parameter."""
+        return self.options.interval * self.options.fragments
+
+    @override
+    def start_step(self, step: Step) -> None:
+        self.show_inner()
+        # Leaves out the downlink's step, which the thread may be reading.
+        self._step, self._report = step, StepReport(encode_s=0.0, exchange_s=0.0, exposed_s=0.0)
+
+    def prepare_gradients_(self, layers: Sequence[Layer] | None = None) -> bool:
+        """Make the gradients ready for the optimizer; return False if this rank must not update its parameters.
+
+        In the first `start_after` steps they become the mean over ranks, which then decide alike.
+
+        Args:
+            layers: those that the optimizer updates; None for all.
+        """
+        layers = self.layers if layers is None else layers
+        weights = [layer.weight for layer in layers if layer.weight is not None]
+        if self.averages_gradients:
+            for weight in weights:
+                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            self._downlink.step = self._step
+            self.combine_([weight.grad for weight in weights if weight.grad is not None], layers=layers)
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        # One check of all, because a GPU is waited for at each. Norms of finite gradients may overflow.
+        if not gradients or bool(torch.isfinite(torch.stack(torch._foreach_norm(gradients))).all()):
+            return True
+        bad = [zero_nonfinite_(gradient, self._nonfinite) for gradient in gradients]
+        return not any(bad)
+
+    @torch.no_grad()
+    def after_update(self) -> None:
+        """Count a step, and begin or end the exchange that is due; every rank must call this method.
+
+        Raises:
+            TransportError: a rank was lost, or did not answer in time.
+            NonFiniteGradient: a difference is not finite, and `nonfinite` is "raise".
+        """
+        self._steps += 1
+        local = self._steps - self.options.start_after
+        if local == 0:
+            for fragment in self._fragments:
+                fragment.begin()
+            buffers = self._buffers_to_send()
+            with self.exchanging():
+                self._share_buffers_(buffers)
+            self._adopt_buffers(buffers)
+        if local <= 0:
+            return
+        if (local + self.options.delay) % self.options.interval == 0:
+            self._begin()
+        if local % self.options.interval == 0:
+            self._end()
+
+    @override
+    def finish_step(self) -> StepReport:
+        """Return the report of the step."""
+        return self._report
+
+    def check_buffers(self) -> None:
+        """Check that the model has the buffers that are exchanged.
+
+        Raises:
+            RuntimeError: one was added, removed or given another shape.
+        """
+        now = [getattr(module, name).shape for module, name in _buffer_places(self._model)]
+        if now != [outer.shape for outer in self._outer_buffers]:
+            raise RuntimeError(
+                "a buffer of the model was added, removed or given another shape after local steps began; call close() "
+                "before, and attach_local after such a change"
+            )
+
+    def begin_interval(self) -> None:
+        """Go on as right after an exchange, to measure times; drop the exchange that is under way.
+
+        Every rank must call this method, between two steps. Parameters are then no longer those of a training.
+        """
+        self._settle()
+        self._under_way = None
+        self._steps = self.options.start_after
+
+    @torch.no_grad()
+    def show_outer(self) -> None:
+        """Let the model hold the outer copy and the buffers of the last exchange, until `show_inner` or a new step."""
+        self._settle()
+        if self._inner is None and self._steps > self.options.start_after:
+            self._inner = [tensor.clone() for tensor in self._own()]
+            for fragment in self._fragments:
+                fragment.adopt()
+            for buffer, outer in zip(self._buffers(), self._outer_buffers, strict=True):
+                buffer.copy_(outer)
+
+    @torch.no_grad()
+    def show_inner(self) -> None:
+        """Let the model hold this rank's own parameters and buffers again, bit for bit."""
+        if self._inner is not None:
+            for tensor, own in zip(self._own(), self._inner, strict=True):
+                tensor.copy_(own)
+            self._inner = None
+
+    @property
+    @override
+    def nbytes(self) -> dict[str, int]:
+        """Return the bytes of the tensors that are held on this rank, by purpose; "outer" is the copy with momentum."""
+        of_fragments = (tensor for each in self._fragments for tensor in (each.outer, each.momentum))
+        held = [tensor for tensor in of_fragments if tensor is not None] + self._outer_buffers
+        return super().nbytes | {"outer": memory_nbytes(held)}
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that this rank needs to go on bit for bit; call it while the model shows the outer copy."""
+        self._settle()
+        return super().state_dict() | {
+            "steps": self._steps,
+            "number": self._number,
+            "outer": [fragment.outer for fragment in self._fragments],
+            "momentum": [fragment.momentum for fragment in self._fragments],
+            "buffers": self._outer_buffers,
+            "inner": self._inner,
+            "under_way": None if self._under_way is None else _saved(self._under_way),
+        }
+
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace the whole state with one that `state_dict` returned; load the model first."""
+        super().load_state_dict(state)
+        self._steps, self._number = state["steps"], state["number"]
+        for fragment, outer, momentum in zip(self._fragments, state["outer"], state["momentum"], strict=True):
+            fragment.outer.copy_(outer)
+            fragment.momentum = None if momentum is None else momentum.clone()
+        self._outer_buffers = [buffer.clone() for buffer in state["buffers"]]
+        self._inner = None if state["inner"] is None else [own.clone() for own in state["inner"]]
+        saved = state["under_way"]
+        self._under_way = None if saved is None else self._loaded(saved)
+
+    @override
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
+        super().close()
+
+    def _begin(self) -> None:
+        """Take the difference of the next fragment, and exchange it: in the background if there is a delay."""
+        started = time.perf_counter()
+        fragment = self._fragments[self._number % len(self._fragments)]
+        mean = fragment.difference()
+        if self._weight != 1:
+            mean *= self._weight
+        if zero_nonfinite_(mean, self._nonfinite) and self._nonfinite == "raise":
+            raise NonFiniteGradient(f"a parameter is not finite after step {self._steps}")
+        is_last = fragment is self._fragments[-1]
+        buffers = self._buffers_to_send() if is_last else []
+        exchange = self._under_way = Exchange(number=self._number, mean=mean, buffers=buffers)
+        index = self._number // len(self._fragments)
+        self._number += 1
+        step = dataclasses.replace(self._step, index=index)
+        if self._thread is None:
+            exchange.done.set_result(self._exchange(exchange, step))
+        else:
+            if mean.is_cuda:
+                torch.cuda.current_stream(mean.device).synchronize()
+            exchange.done = self._thread.submit(self._exchange, exchange, step)
+        self._report.exposed_s = (self._report.exposed_s or 0.0) + time.perf_counter() - started
+
+    def _end(self) -> None:
+        """Wait for the exchange, move the outer copy by its result, and let the rank take it over."""
+        exchange, started = self._under_way, time.perf_counter()
+        assert exchange is not None
+        report = exchange.done.result()
+        self._report.add(report)
+        fragment = self._fragments[exchange.number % len(self._fragments)]
+        fragment.step(exchange.mean, self.options)
+        fragment.adopt(self.options.alpha)
+        if exchange.buffers:
+            self._adopt_buffers(exchange.buffers)
+        self._under_way = None
+        self._report.exposed_s = (self._report.exposed_s or 0.0) + time.perf_counter() - started
+
+    @torch.no_grad()
+    def _exchange(self, exchange: Exchange, step: Step) -> StepReport:
+        """Replace the difference with the mean over ranks of what was sent, and the buffers with those of all ranks."""
+        started = time.perf_counter()
+        if self.options.decay < 1:
+            fragment = self._fragments[exchange.number % len(self._fragments)]
+            self.reducer.scale_residuals_(self.options.decay, fragment.layers)
+        bucket = self._average_(exchange, step)
+        self.commit()
+        if exchange.mean.is_cuda:
+            torch.cuda.current_stream(exchange.mean.device).synchronize()
+        busy_s = time.perf_counter() - started
+        return StepReport(encode_s=bucket.encode_s, exchange_s=busy_s, exposed_s=0.0, encoded=bucket.encoded)
+
+    def _average_(self, exchange: Exchange, step: Step) -> Bucket:
+        """Average the difference and the buffers over ranks; residuals are proposed, for the caller to accept."""
+        self._downlink.step = step
+        fragment = self._fragments[exchange.number % len(self._fragments)]
+        bucket = Bucket(layers=fragment.layers, gradients=list(fragment.split(exchange.mean)), step=step)
+        self.reducer.reduce(bucket, self._sum, self.transport)
+        self._share_buffers_(exchange.buffers)
+        return bucket
+
+    def _sum(self, payload: Payload, key: Key) -> Payload:
+        numels = [self._numel_of[layer_id] for layer_id in key]
+        return _combined(self.collective.sum(payload, key), numels, self.options)
+
+    def _buffers_to_send(self) -> list[torch.Tensor]:
+        """Return copies of the buffers, with the outer copy's elements where the rank's own are not finite."""
+        self.check_buffers()
+        pairs = zip(self._buffers(), self._outer_buffers, strict=True)
+        return [torch.where(buffer.isfinite(), buffer, outer) for buffer, outer in pairs]
+
+    def _share_buffers_(self, buffers: Sequence[torch.Tensor]) -> None:
+        """Replace floating-point buffers with their means over ranks, and others with those of rank 0."""
+        if self.transport.world_size == 1:
+            return
+        floats = [buffer for buffer in buffers if buffer.is_floating_point()]
+        others = [buffer for buffer in buffers if not buffer.is_floating_point() and buffer.numel()]
+        with self.transport.counted_as("state"):
+            if floats:
+                flat = torch.cat([buffer.flatten().float() for buffer in floats])
+                mean = torch.zeros_like(flat)
+                self._plain.sum(Dense(flat), ()).add_to_(mean, divisor=self.transport.world_size)
+                for buffer, part in zip(floats, mean.split([buffer.numel() for buffer in floats]), strict=True):
+                    buffer.copy_(part.view_as(buffer))
+            if others:
+                flat = torch.cat([buffer.contiguous().view(-1).view(torch.uint8) for buffer in others])
+                own = Dense(flat) if self.transport.rank == 0 else None
+                received = self._plain.broadcast(own, 0, ()).values
+                for buffer, part in zip(others, received.split([buffer.nbytes for buffer in others]), strict=True):
+                    buffer.copy_(part.clone().view(buffer.dtype).view_as(buffer))
+
+    def _adopt_buffers(self, buffers: list[torch.Tensor]) -> None:
+        self._outer_buffers = buffers
+        for buffer, outer in zip(self._buffers(), buffers, strict=True):
+            buffer.copy_(outer)
+
+    def _buffers(self) -> list[torch.Tensor]:
+        # code may have put other tensors in their places
+        return [getattr(module, name) for module, name in self._buffer_places]
+
+    def _own(self) -> list[torch.Tensor]:
+        weights = [layer.weight.detach() for layer in self.layers if layer.weight is not None]
+        return [*weights, *self._buffers()]
+
+    def _settle(self) -> None:
+        """Wait until the thread has ended the exchange that is under way; its result is used when it is due."""
+        if self._under_way is not None:
+            self._under_way.done.result()
+
+    def _loaded(self, saved: dict[str, Any]) -> Exchange:
+        layer_of = {layer.id: layer for layer in self.layers}
+        exchange = Exchange(
+            number=saved["number"], mean=saved["mean"].clone(), buffers=[buffer.clone() for buffer in saved["buffers"]]
+        )
+        encoded = [EncodedLayer(layer=layer_of[each["layer"]], **each["of_layer"]) for each in saved["encoded"]]
+        exchange.done.set_result(StepReport(**saved["seconds"], encoded=encoded))
+        return exchange
+
+
+def _buffer_places(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Return where the buffers are that the model saves; others are constants. A shared one counts once."""
+    saved = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
+    places: dict[int, tuple[nn.Module, str]] = {}
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if id(buffer) in saved:
+                places.setdefault(id(buffer), (module, name))
+    return list(places.values())
+
+
+def _compute_on(device: torch.device) -> None:
+    if device.type == "cuda":  # a new thread begins on the first GPU
+        torch.cuda.set_device(device)
+
+
+def _saved(exchange: Exchange) -> dict[str, Any]:
+    report = exchange.done.result()
+    of_layers = [(part.layer.id, {k: v for k, v in vars(part).items() if k != "layer"}) for part in report.encoded]
+    return {
+        "number": exchange.number,
+        "mean": exchange.mean,
+        "buffers": exchange.buffers,
+        "encoded": [{"layer": layer_id, "of_layer": values} for layer_id, values in of_layers],
+        "seconds": {name: getattr(report, name) for name in ("encode_s", "exchange_s", "exposed_s")},
+    }
+
+
+def _combined(total: Payload, numels: Sequence[int], options: LocalOptions) -> Payload:
+    """Return what stands for the sum of the ranks' messages, so that a division by the number of ranks follows.
+
+    Source: the code of SparseLoCo, which averages every element over the ranks that sent it, and scales down the
+    messages of a layer that are longer than the median.
+
+    Args:
+        total: the sum over ranks, as `allgather` returns it.
+        numels: number of elements of each layer in the messages, in order.
+        options: average and clip.
+    """
+    if options.average == "ranks" and options.clip == "none":
+        return total
+    terms = list(total.terms) if isinstance(total, UnreducedSum) else [total]
+    factors = _factors(terms, numels) if options.clip == "median" else None
+    result = torch.zeros(total.numel, device=total.device)
+    senders = torch.zeros_like(result) if options.average == "senders" else None
+    for rank, term in enumerate(terms):
+        dense = term.to_dense()
+        if senders is not None:
+            senders += dense != 0
+        if factors is not None:
+            for part, factor in zip(dense.split(list(numels)), factors[rank].tolist(), strict=True):
+                part.mul_(factor)
+        result += dense
+    if senders is not None:
+        result.mul_(len(terms)).div_(senders.clamp_(min=1))
+    return Dense(result)
+
+
+def _factors(terms: Sequence[Payload], numels: Sequence[int]) -> torch.Tensor:
+    """Return min(1, median over ranks of a layer's norm / norm of the rank), fp64 [ranks, layers].
+
+    With an even number of ranks, the median is the mean of the two in the middle.
+    """
+    norms = torch.stack([_norms(term.to_dense(), numels) for term in terms])
+    median = norms.quantile(0.5, dim=0)
+    return torch.where(norms > median, median / norms, torch.ones_like(norms))
+
+
+def _norms(dense: torch.Tensor, numels: Sequence[int]) -> torch.Tensor:
+    norm = functools.partial(torch.linalg.vector_norm, dtype=torch.float64)
+    return torch.stack([norm(part) for part in dense.split(list(numels))])
