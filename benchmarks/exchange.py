@@ -29,8 +29,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from compressors.base import TorchHook
-from gradwire.ddp.hook import OwnHook
+from compressors.base import DdpHook
 
 HERE = Path(__file__).resolve()
 ROOT, WORKER = HERE.parents[1], HERE.parent / "exchange_worker.py"
@@ -91,7 +90,7 @@ def all_pairs() -> list[str]:
     pairs = []
     for name in registry.entries("compressors"):
         compressor = spec.build("compressors", name)
-        if isinstance(compressor, TorchHook | OwnHook) or name == "none":
+        if isinstance(compressor, DdpHook) or name == "none":
             continue
         fitting = [
             collective

@@ -18,7 +18,7 @@ from typing_extensions import Doc, override
 
 from collectives.base import Collective, without_residuals
 from collectives.kernels.loop import Parts
-from collectives.options import CountOrZero, Incompatible, OptionError, Options
+from collectives.options import CountOrZero, Incompatible, OptionError, Options, incompatibility
 from collectives.payloads import Codes, Dense, Payload
 from collectives.transport.base import Transport
 from compressors.layer import Layer, LayerKind, Step, end_to_end
@@ -138,6 +138,10 @@ class Compressor(Options, abc.ABC):
 
     def _sends_some_dense(self) -> bool:
         return any(vars(self).get(name) for name in ("min_numel", "skip", "dense_ends", "dense_steps"))
+
+    def choose(self, collectives: Sequence[Collective]) -> Collective:
+        """Return the first of these collectives that can sum what this compressor sends; the last one if none can."""
+        return next((each for each in collectives if not incompatibility(self.check_compatible, each)), collectives[-1])
 
     def check_compatible(self, collective: Collective, layers: Sequence[Layer] = ()) -> None:
         """Check that the collective can sum what this compressor sends, and that these options suit the layers.
@@ -361,7 +365,12 @@ class MultiRound(Compressor):
 
 
 @dataclasses.dataclass(kw_only=True)
-class TorchHook(Compressor):
+class DdpHook(Compressor):
+    """Base of the compressors that are a communication hook of DDP themselves, and so work nowhere else."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class TorchHook(DdpHook):
     """Base of the compressors that are one of PyTorch's own communication hooks for DDP.
 
     Bytes are computed from a formula, because the backend does not report what it sends.

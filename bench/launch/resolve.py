@@ -25,7 +25,7 @@ from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.recipes import recipe, with_batch_size
 from bench.launch.refusals import outcomes_without_torch, result_or_refusal
 from bench.strategies.placed.catalog import SHM, check_kinds, folders, read_tables
-from collectives.options import Incompatible, incompatibility
+from collectives.options import Incompatible
 
 if TYPE_CHECKING:
     from bench.datasets.base import Dataset
@@ -221,8 +221,7 @@ def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
     Raises:
         UsageError: the run cannot change its number of ranks; the message says why.
     """
-    from compressors.base import TorchHook
-    from gradwire.ddp.hook import OwnHook
+    from compressors.base import DdpHook
 
     parts = build_components(config)
     compressor = parts.compressor
@@ -234,8 +233,7 @@ def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
             f"{parts.strategy.component_name} gives every rank a different task",
         ),
         ("steps=auto" in config.strategy, f"{config.strategy} gives every rank another number of steps"),
-        (isinstance(compressor, TorchHook), f"{compressor.component_name} keeps its state in PyTorch's own hook"),
-        (isinstance(compressor, OwnHook), f"{compressor.component_name} keeps residuals by compressor and collective"),
+        (isinstance(compressor, DdpHook), f"{compressor.component_name} keeps its state in a hook of DDP"),
         (parts.optimizer.keeps_gradients, f"{parts.optimizer.component_name} keeps different moments on every rank"),
         ("placement=sharded" in config.collective, f"{config.collective} keeps a part of every layer on each rank"),
     )
@@ -276,13 +274,12 @@ def build_components(config: RunConfig) -> Components:
     )
     names = [config.collective] if config.collective else defaults
     collectives: list[Collective] = [spec.build("collectives", name) for name in names]
-    legal = (each for each in collectives if not incompatibility(compressor.check_compatible, each))
     return Components(
         model=spec.build("models", config.model),
         dataset=spec.build("datasets", config.dataset),
         optimizer=optimizer,
         compressor=compressor,
-        collective=next(legal, collectives[-1]),  # if none works, `_check_together` refuses the last with the reason
+        collective=compressor.choose(collectives),  # if none works, `_check_together` says why
         strategy=strategy,
     )
 

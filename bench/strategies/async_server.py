@@ -45,12 +45,11 @@ from collectives.payloads import Dense, Payload, unpack
 from collectives.server import added
 from collectives.transport.base import Purpose, Traffic, Transport
 from collectives.transport.process_group import ProcessGroupTransport
-from compressors.base import Compressor, PerLayer, TorchHook
+from compressors.base import Compressor, DdpHook, PerLayer
 from compressors.layer import Layer, Step, layers_of
-from gradwire.ddp.hook import OwnHook
-from gradwire.exchange.communicator import Nonfinite, zero_nonfinite_
 from gradwire.exchange.reducer import PerLayerReducer
 from gradwire.exchange.report import Bucket, EncodedLayer, StepReport
+from gradwire.step_guard import StepGuard
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -107,12 +106,8 @@ class AsyncServer(Strategy):
                 f"{name} pushes every gradient as soon as it is computed; leave out --accumulate or use --strategy ddp",
             ),
             (
-                isinstance(compressor, TorchHook),
-                f"{method} is PyTorch's own communication hook, which works inside DDP; use --strategy ddp",
-            ),
-            (
-                isinstance(compressor, OwnHook),
-                f"{method} tries compressors and collectives inside DDP; use --strategy ddp or another compressor",
+                isinstance(compressor, DdpHook),
+                f"{method} works through DDP's communication hook; use --strategy ddp or another compressor",
             ),
             (
                 compressor.traits.needs_all_ranks,
@@ -268,8 +263,7 @@ class AsyncWorker:
         server: this worker's connection to the server; only the thread uses it.
         layers: all trainable parameters; each gets a backward hook.
         links: the transports whose traffic counts as this rank's.
-        nonfinite: what to do about a non-finite gradient; "skip" drops only this worker's gradients of the step,
-            because ranks do not vote on whether to skip it.
+        guard: with "skip" only this worker's gradients of the step are dropped, because ranks do not vote.
 
     Attributes:
         answer: the server's last answer, with the parameters of the next step; unset before the first `finish_step`.
@@ -284,7 +278,7 @@ class AsyncWorker:
         layers: Sequence[Layer],
         links: Iterable[Transport],
         *,
-        nonfinite: Nonfinite,
+        guard: StepGuard,
     ) -> None:
         self.reducer = reducer
         # A worker keeps nothing from step to step beside its reducer; the server's state is the server's.
@@ -292,7 +286,7 @@ class AsyncWorker:
         self.residual_norms = reducer.residual_norms
         self._server = server
         self._links = list(links)
-        self._nonfinite = nonfinite
+        self._guard = guard
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="worker")
         for layer in layers:
             if layer.numel:
@@ -321,7 +315,7 @@ class AsyncWorker:
         """Set the current step and its learning rate; call before the forward pass."""
         self._step, self._lr = step, lr
         self._jobs: list[Future[None]] = []
-        self._saw_nonfinite = False
+        self._guard.saw_nonfinite = False
         self._encode_s = self._exchange_s = 0.0
         self._encoded: list[EncodedLayer] = []
 
@@ -335,7 +329,7 @@ class AsyncWorker:
             job.result()
         self.answer = self._thread.submit(self._end_clock).result()
         return StepReport(
-            skipped=self._saw_nonfinite,
+            skipped=self._guard.saw_nonfinite,
             encode_s=self._encode_s,
             exchange_s=self._exchange_s,
             exposed_s=time.perf_counter() - backward_ended,
@@ -360,8 +354,8 @@ class AsyncWorker:
     def _push(self, layer: Layer) -> None:
         started = time.perf_counter()
         gradient = cast(torch.Tensor, cast(nn.Parameter, layer.weight).grad)
-        self._saw_nonfinite |= zero_nonfinite_(gradient, self._nonfinite)
-        if not self._saw_nonfinite:  # after a non-finite layer, no other is encoded in this step
+        self._guard.screen_([gradient])
+        if not self._guard.saw_nonfinite:  # after a non-finite layer, no other is encoded in this step
             bucket = Bucket(layers=[layer], gradients=[gradient.flatten()], step=self._step)
             payload = self.reducer.message(bucket)
             assert payload is not None  # layers without elements have no hook
@@ -372,12 +366,14 @@ class AsyncWorker:
 
     def _end_clock(self) -> Answer:
         started = time.perf_counter()
-        if self._saw_nonfinite:
+        if self._guard.saw_nonfinite:
             self.reducer.drop()
         else:
             self.reducer.commit()
         answer = self._server.end_clock(
-            ClockEnd(index=self._step.index, epoch=self._step.epoch or 0, lr=self._lr, dropped=self._saw_nonfinite)
+            ClockEnd(
+                index=self._step.index, epoch=self._step.epoch or 0, lr=self._lr, dropped=self._guard.saw_nonfinite
+            )
         )
         self._exchange_s += time.perf_counter() - started
         return answer
@@ -426,7 +422,7 @@ class AsyncTraining(BoundStrategy):
             server_side: Session | RemoteServer = sessions[options.root]
         else:
             server_side = RemoteServer(links[dist.get_rank()], numels)
-        self._worker = AsyncWorker(reducer, server_side, layers, links.values(), nonfinite=config.nonfinite)
+        self._worker = AsyncWorker(reducer, server_side, layers, links.values(), guard=StepGuard(config.nonfinite))
         super().__init__(setup.model, [self._worker])
 
     @override

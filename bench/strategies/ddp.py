@@ -30,12 +30,11 @@ from compressors.layer import Layer, Step, layers_of, without_gradient
 from gradwire.ddp.hook import CompressionHook, HookSettings, OwnHook
 from gradwire.exchange.communicator import (
     CompressedCommunicator,
-    Nonfinite,
     Trigger,
     await_command,
-    zero_nonfinite_,
 )
 from gradwire.exchange.report import EncodedLayer, StepReport
+from gradwire.step_guard import Nonfinite, StepGuard, are_finite
 
 WHOLE_MODEL_MB = 2.0**20  # more than any model: all layers go into one bucket
 MIN_BUCKET_MB, MAX_BUCKET_MB = 1.0, 25.0  # DDP's own default is 25
@@ -203,7 +202,7 @@ class DdpExchange(Exchange):
             self._torch_state, torch_hook = self._torch_hook.hook(ddp.process_group)
             ddp.register_comm_hook(self._torch_state, torch_hook)
         self._gradient = Traffic(from_formula=True)
-        self._nonfinite = nonfinite
+        self._guard = StepGuard(nonfinite)
         self._step_index = 0
 
     @property
@@ -254,15 +253,11 @@ class DdpExchange(Exchange):
 
     def _is_skipped(self) -> bool:
         gradients = [p.grad for p in self._ddp.parameters() if p.grad is not None]
-        if bool(torch.isfinite(torch.stack(torch._foreach_norm(gradients))).all()):
+        if are_finite(gradients):
             return False
         if self._torch_hook is not None:
             self._torch_hook.forget(self._torch_state)
-        if self._nonfinite == "zero":
-            for gradient in gradients:
-                torch.nan_to_num_(gradient, nan=0.0, posinf=0.0, neginf=0.0)
-            return False
-        return True
+        return self._guard.screen_(gradients)
 
 
 class Replicas(BoundStrategy):
@@ -418,7 +413,7 @@ class OwnGradients(Replicas):
     ) -> None:
         super().__init__(model, [channel], optimizer, channel)
         self._trigger = trigger
-        self._nonfinite = nonfinite
+        self._guard = StepGuard(nonfinite)
         self._is_after_pause = False
 
     @property
@@ -449,11 +444,7 @@ class OwnGradients(Replicas):
         started = time.perf_counter()
         if self._trigger == "sync":
             await_command(self._channel.transport)
-        saw_nonfinite = any(
-            zero_nonfinite_(parameter.grad, self._nonfinite)
-            for parameter in self.model.parameters()
-            if parameter.grad is not None
-        )
-        skipped = self._nonfinite != "zero" and self._channel.start_on_any_rank(saw_nonfinite)()
+        self._guard.screen_([parameter.grad for parameter in self.model.parameters() if parameter.grad is not None])
+        skipped = self._guard.start_vote(self._channel.start_on_any_rank)()
         seconds = time.perf_counter() - started
         return StepReport(skipped=skipped, encode_s=0.0, exchange_s=seconds, exposed_s=seconds)

@@ -17,8 +17,8 @@ from bench.strategies.base import Batch, BoundStrategy, SaveState
 from bench.train.data import Batches, Quality, RankData, check_inputs, evaluate
 from bench.train.record import Recorder
 from compressors.layer import Step
-from gradwire.ddp.hook import NonFiniteGradient
 from gradwire.exchange.report import StepReport
+from gradwire.step_guard import NonFiniteGradient
 
 
 def learning_rate(config: RunConfig, step: int, total_steps: int, steps_per_epoch: int) -> float:

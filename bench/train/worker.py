@@ -50,7 +50,7 @@ from collectives.options import OptionError
 from collectives.payloads.fields import PayloadError
 from collectives.transport.base import MembershipError, RunEnded, TransportError
 from collectives.transport.process_group import gather_json
-from gradwire.ddp.hook import NonFiniteGradient
+from gradwire.step_guard import NonFiniteGradient
 
 # Errors whose message is already one sentence for the user; anything else is shown with its type.
 USER_ERRORS = (

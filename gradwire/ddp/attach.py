@@ -20,14 +20,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from collectives.base import Collective
-from collectives.options import build
 from compressors.base import Compressor, TorchHook
 from compressors.layer import Layer, sparse_gradients
 from gradwire.attached import OPEN, check_optimizers, close_earlier_hooks
+from gradwire.components import build_components, check_momentum, check_types
 from gradwire.ddp.gradients import change_since_wrapping, reduced_layers
 from gradwire.ddp.hook import CompressionHook, HookSettings, OwnHook
-from gradwire.exchange.communicator import Nonfinite, Trigger
+from gradwire.exchange.communicator import Trigger
 from gradwire.exchange.reducers import reducer_for
+from gradwire.step_guard import Nonfinite
 
 # Size of DDP's first bucket, unless bucket_cap_mb sets one size for all buckets.
 FIRST_BUCKET_BYTES = 1 << 20
@@ -36,7 +37,7 @@ FIRST_BUCKET_BYTES = 1 << 20
 def attach(
     ddp: DistributedDataParallel,
     compressor: Compressor | str,
-    collective: Collective | str,
+    collective: Collective | str | None = None,
     *,
     seed: int = 0,
     momentum: float | None = None,
@@ -56,7 +57,7 @@ def attach(
         ddp: the wrapped model, compiled or not, without a communication hook. With `gradient_as_bucket_view=True`
             gradients on CPUs are read where `backward` leaves them, instead of being copied first.
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
-        collective: an instance, or a spec such as "ring"; sums the payloads.
+        collective: an instance, or a spec such as "ring"; sums the payloads. None: the compressor's first default.
         seed: seed of the compressor's own random numbers, the same on every rank.
         momentum: coefficient in [0, 1), for compressors that apply the momentum themselves
             (`momentum_correction=True`); set the optimizer's own momentum to 0 then.
@@ -80,10 +81,7 @@ def attach(
             sparse gradients.
         OptionError: a spec names no component, or has a wrong option.
     """
-    if isinstance(compressor, str):
-        compressor = build("compressors", Compressor, compressor)
-    if isinstance(collective, str):
-        collective = build("collectives", Collective, collective)
+    compressor, collective = build_components(compressor, collective)
     if isinstance(compressor, TorchHook):
         raise ValueError(
             f"{compressor.component_name} is PyTorch's own hook; "
@@ -173,26 +171,6 @@ def _engine(model: nn.Module) -> DistributedDataParallel:
     return ddp
 
 
-def check_types(layers: Sequence[Layer], compressor: Compressor) -> None:
-    """Check that the compressor can send the gradients of these layers.
-
-    Raises:
-        ValueError: a layer is complex, or fp64 and would be compressed.
-    """
-    for layer in layers:
-        assert layer.weight is not None
-        if layer.weight.is_complex():
-            raise ValueError(
-                f"{layer.name} is complex, which no compressor supports; use two real parameters for its real and "
-                "imaginary parts"
-            )
-        if layer.weight.dtype == torch.float64 and not compressor.leaves_dense(layer):
-            raise ValueError(
-                f"{layer.name} is fp64 and {compressor.component_name} works in fp32, where its gradient may overflow; "
-                "convert the model to fp32, or use compressor none"
-            )
-
-
 def _check_one_bucket(ddp: DistributedDataParallel, layers: Sequence[Layer], compressor: Compressor) -> None:
     weights = [layer.weight for layer in layers if layer.weight is not None]
     types = {str(weight.dtype) for weight in weights}
@@ -206,22 +184,4 @@ def _check_one_bucket(ddp: DistributedDataParallel, layers: Sequence[Layer], com
         raise ValueError(
             f"{compressor.component_name} wants the whole model as one bucket with these options; "
             f"wrap it with DistributedDataParallel(..., bucket_cap_mb={-(-nbytes // 2**20)})"
-        )
-
-
-def check_momentum(compressor: Compressor, momentum: float | None, *, nesterov: bool) -> None:
-    """Check that momentum is given if the compressor applies it, and only then.
-
-    Raises:
-        ValueError: it is missing, out of range, or not used.
-    """
-    name = compressor.component_name
-    if not compressor.traits.owns_momentum:
-        if momentum is not None or nesterov:
-            option = "nesterov" if momentum is None else "momentum"
-            raise ValueError(f"{name} applies no momentum with these options; leave {option} to the optimizer")
-    elif momentum is None or not 0 <= momentum < 1:
-        raise ValueError(
-            f"{name} applies the momentum itself with these options; give attach its coefficient in [0, 1), "
-            "for example momentum=0.9, and the optimizer momentum=0"
         )

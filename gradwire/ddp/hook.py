@@ -28,27 +28,22 @@ from typing_extensions import override
 
 from collectives.base import Collective
 from collectives.transport.base import WakeupEvent
-from compressors.base import Compressor
+from compressors.base import DdpHook
 from compressors.layer import Layer, Step
 from compressors.parts.buckets import is_finite
-from gradwire.attached import Attached, check_optimizers, parameters_of, unknown_parameter
+from gradwire.attached import check_optimizers, parameters_of, unknown_parameter
 from gradwire.ddp.gradients import ZeroCopyGradients, change_since_wrapping, reduced_layers
 from gradwire.exchange.communicator import (
     CompressedCommunicator,
-    Nonfinite,
     Trigger,
     await_command,
     own_transport,
-    zero_nonfinite_,
 )
 from gradwire.exchange.reducer import DONE, PendingReduction, Reducer
 from gradwire.exchange.report import Bucket, StepReport
+from gradwire.step_guard import Nonfinite, StepGuard
 
 _CLOSED = "the communication hook of this model is closed; wrap the model in DDP again"
-
-
-class NonFiniteGradient(RuntimeError):
-    """A gradient contained NaN or infinity, and `nonfinite` is "raise"."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,17 +122,15 @@ class CompressionHook(CompressedCommunicator):
         # Gradients that are scaled or clipped must lie in DDP's buffers, where they can be changed.
         changes = settings.scaler is not None or settings.clip_norm is not None
         self._taken = ZeroCopyGradients(ddp, enabled=not changes)
-        self._attached = Attached(ddp.module, self._why_not_exchanged)
+        self._guard = StepGuard(settings.nonfinite)
+        self._attached = self._guard.attach(ddp.module, self._why_not_exchanged, reducer.compressor, transport.rank)
         self._known: set[int] = set()  # ids of the parameters of optimizers when `watch` was given them
         self._handles: list[RemovableHandle] = []  # of these optimizers
         self._updated: set[int] = set()  # ids of the optimizers that have used the last exchanged gradients
         self._layer_of = {id(layer.weight): layer for layer in self.layers}
-        self._index = 0
-        self._epoch: int | None = None
         self._announced: Step | None = None
-        self._epoch_is_missing = reducer.compressor.traits.denser_epochs > 0
         self._unfinished = self._is_whole = False  # has a bucket, or the last one, come since `finish_step`?
-        self._closed = self._saw_nonfinite = self._overflowed = False
+        self._overflowed = False
         self._scale: torch.Tensor | None = None  # a tensor, because reading it from a GPU would wait for the GPU
         self._num_backwards = 0
         self._checks_parameters = False
@@ -160,13 +153,12 @@ class CompressionHook(CompressedCommunicator):
 
         Without this call, a compressor skips its warm-up epochs, if it has any, and warns about that.
         """
-        self._epoch = epoch
-        self._epoch_is_missing = False
+        self._guard.set_epoch(epoch)
 
     def start_step(self, step: Step) -> None:
         """Set the training step of the next `backward`; by default the hook counts the steps itself."""
         self._announced = step
-        self._epoch_is_missing = False
+        self._guard.set_epoch(None)
 
     def end_pause(self) -> None:
         """Exclude the time since the last step, for example of an evaluation, from the next step's time."""
@@ -200,11 +192,7 @@ class CompressionHook(CompressedCommunicator):
             raise self._failure
         if not is_whole:
             raise RuntimeError(self._why_missing(has_begun=has_begun))
-        if not self._closed and (reason := self._attached.change()):
-            raise RuntimeError(reason)
-        if self._epoch_is_missing and self.transport.rank == 0:
-            warn_of_missing_epoch(self.reducer.compressor)
-        self._epoch_is_missing = False
+        self._guard.check()
         if self._difference and self.transport.rank == 0:
             warnings.warn(self._difference, stacklevel=3)
         self._difference = ""
@@ -213,12 +201,12 @@ class CompressionHook(CompressedCommunicator):
     @override
     def state_dict(self) -> dict[str, Any]:
         """Return all state that training needs to resume bit for bit; it differs between ranks, so save each rank's."""
-        return {"step": self._index, **super().state_dict()}
+        return {"step": self._guard.index, **super().state_dict()}
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace the whole state with one that `state_dict` returned; load the model's weights first."""
-        self._index = state["step"]
+        self._guard.index = state["step"]
         super().load_state_dict(state)
 
     def close(self) -> None:
@@ -227,9 +215,9 @@ class CompressionHook(CompressedCommunicator):
         Afterwards `backward` through this DDP model raises an error; wrap the model in DDP again to continue training.
         Later calls do nothing.
         """
-        if self._closed:
+        if self._guard.closed:
             return
-        self._closed = True
+        self._guard.closed = True
         self._hand_over([])
         self._thread.join()
         self._bell.close()
@@ -272,7 +260,7 @@ class CompressionHook(CompressedCommunicator):
         return job.future
 
     def _begin(self) -> None:
-        if self._closed:
+        if self._guard.closed:
             raise RuntimeError(_CLOSED)
         if self._ddp._join_config.enable:  # a rank that has joined would not take part in the exchange
             raise RuntimeError("ddp.join() is not possible with this hook; give every rank equally many batches")
@@ -289,12 +277,12 @@ class CompressionHook(CompressedCommunicator):
         self._updated.clear()
         if self._settings.scaler is not None:
             self._scale = self._settings.scaler.scale(torch.ones((), device=self.transport.device))
-        super().start_step(self._announced or self.step_of(self._index, self._epoch, self._settings.seed))
+        super().start_step(self._announced or self.step_of(self._guard.index, self._guard.epoch, self._settings.seed))
         self._announced = None
-        self._index += 1
+        self._guard.index += 1
         self._num_backwards += 1
         self._checks_parameters = self._num_backwards == 2
-        self._saw_nonfinite = self._overflowed = False
+        self._overflowed = False
 
     def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Drop the gradients of a skipped step, after the closure if there is one: it runs backward.
@@ -348,7 +336,7 @@ class CompressionHook(CompressedCommunicator):
 
     def _why_missing(self, *, has_begun: bool) -> str:
         """Return a sentence for the user: why DDP has not handed over all gradients in this step, and what to do."""
-        if self._closed:
+        if self._guard.closed:
             return _CLOSED
         if reason := change_since_wrapping(self._ddp):
             return reason
@@ -442,8 +430,8 @@ class CompressionHook(CompressedCommunicator):
             job.bucket = self._without_zero_layers(job)
         job.pending = self.reducer.start(job.bucket, self.collective.start, self.transport)
         # Sent right after the last message, so that no extra round trip follows.
-        if job.is_last and self._settings.nonfinite != "zero":
-            self._any_nonfinite = self.start_on_any_rank(self._saw_nonfinite)
+        if job.is_last:
+            self._any_nonfinite = self._guard.start_vote(self.start_on_any_rank)
 
     def _compare_parameters(self) -> None:
         """Compare the parameters after the first update over ranks, by checksums; keep a warning if some differ."""
@@ -504,7 +492,7 @@ class CompressionHook(CompressedCommunicator):
             if update is not gradient:  # which must not be changed
                 update.copy_(gradient)
         bucket.gradients = bucket.updates
-        self._saw_nonfinite |= zero_nonfinite_(buffer, self._settings.nonfinite)
+        self._guard.screen_([buffer])
         return lie_elsewhere
 
     def _conclude(self) -> None:
@@ -516,12 +504,11 @@ class CompressionHook(CompressedCommunicator):
         # A scaler must see the overflow, on every rank: it skips the step and lowers its scale.
         self._overflowed = self._settings.scaler is not None
         self._report.skipped = not self._overflowed
-        if self._settings.nonfinite == "raise":
-            raise NonFiniteGradient(f"a gradient was not finite at step {self._step.index}")
+        self._guard.skip(f"a gradient was not finite at step {self._step.index}")
 
 
 @dataclasses.dataclass(kw_only=True)
-class OwnHook(Compressor):
+class OwnHook(DdpHook):
     """Base of the compressors that have their own `CompressionHook`, such as `auto`, which sends through others."""
 
     @override
@@ -540,15 +527,6 @@ def _checksum(parameter: torch.Tensor) -> float:
     flat = parameter.detach().contiguous().view(-1)
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
     return float(int(flat.view(integers).sum(dtype=torch.int64)) % 2**50)
-
-
-def warn_of_missing_epoch(compressor: Compressor) -> None:
-    """Warn that the warm-up epochs of a compressor are skipped; call it in `finish_step`."""
-    warnings.warn(
-        f"{compressor.component_name} sends more in its first {compressor.traits.denser_epochs} epochs only if "
-        "hook.set_epoch(epoch) is called before each; call it, or set warmup_epochs=0 or warmup_steps=N",
-        stacklevel=4,
-    )
 
 
 def _refuse_backward(_: nn.Module, __: object, output: object) -> None:

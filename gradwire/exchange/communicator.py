@@ -16,12 +16,11 @@ from collectives.transport.base import Transport, wait_all
 from collectives.transport.sockets import open_transport
 from compressors.base import Compressor, PerLayer
 from compressors.layer import Layer, Memory, Step
-from compressors.parts.buckets import bundled, is_finite, split
+from compressors.parts.buckets import bundled, split
 from gradwire.exchange.encode_group import group_layers
 from gradwire.exchange.reducer import Reducer
 from gradwire.exchange.report import Bucket, EncodedLayer, StepReport
 
-Nonfinite = Literal["skip", "raise", "zero"]
 Trigger = Literal["async", "sync"]
 CombineOp = Literal["mean", "sum", "max"]
 
@@ -249,25 +248,6 @@ def await_command(transport: Transport) -> None:
         for source in others:
             transport.receive_into(word, source).wait()
         wait_all([transport.send(word, to) for to in others])
-
-
-def zero_nonfinite_(tensor: torch.Tensor, nonfinite: Nonfinite) -> bool:
-    """Replace NaN and infinity in place, because residuals that contain them would never recover.
-
-    Args:
-        tensor: floating tensor; with "zero" its non-finite elements become 0, otherwise all its elements do.
-        nonfinite: what the run does about NaN or infinity.
-
-    Returns:
-        True if the step must be skipped.
-    """
-    if is_finite(tensor):
-        return False
-    if nonfinite == "zero":
-        torch.nan_to_num_(tensor, nan=0.0, posinf=0.0, neginf=0.0)
-        return False
-    tensor.zero_()
-    return True
 
 
 class Downlink:

@@ -24,24 +24,22 @@ from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
 from collectives.base import Collective
-from collectives.options import build
 from collectives.transport.process_group import gather_json
-from compressors.base import Compressor, TorchHook
+from compressors.base import Compressor, DdpHook
 from compressors.layer import Layer, layers_of, sparse_gradients
-from gradwire.attached import Attached
-from gradwire.ddp.attach import check_momentum, check_types
-from gradwire.ddp.hook import NonFiniteGradient, OwnHook, warn_of_missing_epoch
-from gradwire.exchange.communicator import CompressedCommunicator, Nonfinite, own_transport, zero_nonfinite_
+from gradwire.components import build_components, check_momentum, check_types
+from gradwire.exchange.communicator import CompressedCommunicator, own_transport
 from gradwire.exchange.reducer import Reducer
 from gradwire.exchange.reducers import reducer_for
 from gradwire.exchange.report import Bucket, StepReport
 from gradwire.fsdp.units import Unit, units_of
+from gradwire.step_guard import Nonfinite, StepGuard
 
 
 def attach_fsdp(
     model: nn.Module,
     compressor: Compressor | str,
-    collective: Collective | str,
+    collective: Collective | str | None = None,
     *,
     replicas: dist.ProcessGroup,
     seed: int = 0,
@@ -61,7 +59,7 @@ def attach_fsdp(
     Args:
         model: a model after `fully_shard` with a mesh of shards only; compiled or not.
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
-        collective: an instance, or a spec such as "ring"; sums the payloads.
+        collective: an instance, or a spec such as "ring"; sums the payloads. None: the compressor's first default.
         replicas: the ranks that hold the same shard as this rank, one of each replica.
         seed: seed of the compressor's own random numbers, the same on every rank.
         momentum: coefficient in [0, 1), for compressors that apply the momentum themselves; set the optimizer's own
@@ -77,10 +75,7 @@ def attach_fsdp(
             collective or FSDP2; momentum is missing or not used.
         OptionError: a spec names no component, or has a wrong option.
     """
-    if isinstance(compressor, str):
-        compressor = build("compressors", Compressor, compressor)
-    if isinstance(collective, str):
-        collective = build("collectives", Collective, collective)
+    compressor, collective = build_components(compressor, collective)
     model = getattr(model, "_orig_mod", model)
     units, mesh = checked_units(model, compressor, collective)
     check_momentum(compressor, momentum, nesterov=nesterov)
@@ -98,7 +93,7 @@ def checked_units(model: nn.Module, compressor: Compressor, collective: Collecti
         ValueError: the compressor does not fit FSDP2, the collective or the model, or the model is not supported.
     """
     name = compressor.component_name
-    if isinstance(compressor, TorchHook | OwnHook):
+    if isinstance(compressor, DdpHook):
         raise ValueError(f"{name} works through DDP's communication hook, which FSDP2 lacks; use another compressor")
     units, mesh = units_of(model)
     if any(unit.module in _ATTACHED for unit in units):
@@ -172,13 +167,10 @@ class FsdpHook(CompressedCommunicator):
             device = torch.device(device.type, torch.accelerator.current_device_index())
         super().__init__(layers, reducer, collective, own_transport(device, settings.timeout_s, settings.group))
         self._model, self._units = model, units
-        self._attached = Attached(model, self._why_not_exchanged)
         self._settings = settings
-        self._index = 0
-        self._epoch: int | None = None
-        self._epoch_is_missing = reducer.compressor.traits.denser_epochs > 0
+        self._guard = StepGuard(settings.nonfinite)
+        self._guard.attach(model, self._why_not_exchanged, reducer.compressor, self.transport.rank)
         self._exchanged: set[str] = set()  # names of units, since the last `finish_step`
-        self._saw_nonfinite = self._closed = False
         _ATTACHED.update(unit.module for unit in units)
 
     def set_epoch(self, epoch: int) -> None:
@@ -186,8 +178,7 @@ class FsdpHook(CompressedCommunicator):
 
         Without this call, a compressor skips its warm-up epochs, if it has any, and warns about that.
         """
-        self._epoch = epoch
-        self._epoch_is_missing = False
+        self._guard.set_epoch(epoch)
 
     def step_ok(self) -> bool:
         """Return True if `optimizer.step()` is to be called, or False if a gradient of any rank was not finite.
@@ -206,18 +197,13 @@ class FsdpHook(CompressedCommunicator):
         """Return the report of the exchange in the last `backward`; raises the same errors as `step_ok`."""
         if missing := [unit.name for unit in self._units if unit.layers and unit.name not in self._exchanged]:
             raise RuntimeError(self._why_missing(missing))
-        if not self._closed and (reason := self._attached.change()):
-            raise RuntimeError(reason)
+        self._guard.check()
         self._exchanged.clear()
-        self._index += 1
-        if self._epoch_is_missing and self.transport.rank == 0:
-            warn_of_missing_epoch(self.reducer.compressor)
-        self._epoch_is_missing = False
+        self._guard.index += 1
         if self._settings.nonfinite != "zero" and self._is_nonfinite_anywhere():
             self._report.skipped = True
             self.drop()
-            if self._settings.nonfinite == "raise":
-                raise NonFiniteGradient(f"a gradient was not finite at step {self._step.index}")
+            self._guard.skip(f"a gradient was not finite at step {self._step.index}")
             return self._report
         return super().finish_step()
 
@@ -227,7 +213,7 @@ class FsdpHook(CompressedCommunicator):
 
         Gradients of micro-steps that were not exchanged yet are not part of it.
         """
-        return {"step": self._index, "hook": type(self).__name__, "shard": self._shard, **super().state_dict()}
+        return {"step": self._guard.index, "hook": type(self).__name__, "shard": self._shard, **super().state_dict()}
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -244,7 +230,7 @@ class FsdpHook(CompressedCommunicator):
                 f"this state belongs to shard {of} of {n}, and this rank holds shard {own} of {now}; "
                 "load the file of the same rank, with the same number of shards"
             )
-        self._index = state["step"]
+        self._guard.index = state["step"]
         super().load_state_dict(state)
 
     @override
@@ -254,8 +240,8 @@ class FsdpHook(CompressedCommunicator):
         Afterwards `backward` through this model raises an error, until a hook is attached again. Later calls do
         nothing.
         """
-        if not self._closed:
-            self._closed = True
+        if not self._guard.closed:
+            self._guard.closed = True
             _ATTACHED.difference_update(unit.module for unit in self._units)
             super().close()
 
@@ -267,13 +253,12 @@ class FsdpHook(CompressedCommunicator):
     def _begin_unit(self, unit: Unit) -> None:
         # the first unit of a step begins it
         if not self._exchanged:
-            self.start_step(self.step_of(self._index, self._epoch, self._settings.seed))
-            self._saw_nonfinite = False
+            self.start_step(self.step_of(self._guard.index, self._guard.epoch, self._settings.seed))
         self._exchanged.add(unit.name)
 
     def _check_call(self, unit: Unit, numel: int) -> None:
         """Raise RuntimeError if FSDP2's buffer, with `numel` elements per shard, is not expected now."""
-        if self._closed:
+        if self._guard.closed:
             raise RuntimeError("the hook of this model is closed; attach one again")
         if numel != unit.numel:
             raise RuntimeError(
@@ -289,11 +274,11 @@ class FsdpHook(CompressedCommunicator):
 
     def _screen(self, gradients: torch.Tensor) -> bool:
         # NaN and infinity must not reach residuals; `bucket.gradients` stay views of these gradients
-        self._saw_nonfinite |= zero_nonfinite_(gradients, self._settings.nonfinite)
+        self._guard.screen_([gradients])
         return False
 
     def _is_nonfinite_anywhere(self) -> bool:
-        return self.start_on_any_rank(self._saw_nonfinite)()
+        return self._guard.start_vote(self.start_on_any_rank)()
 
     def _why_not_exchanged(self) -> str | None:
         """Return a sentence about a parameter whose gradient replicas do not exchange; None without one."""
@@ -310,7 +295,7 @@ class FsdpHook(CompressedCommunicator):
         )
 
     def _why_missing(self, missing: Sequence[str]) -> str:
-        if self._closed:
+        if self._guard.closed:
             return "the hook of this model is closed; attach one again"
         if self._exchanged:
             return (

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import nn
 
 from collectives.allgather import Allgather
-from collectives.options import build
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.bundle import UnreducedSum
 from collectives.schedule.rounds import leaves
@@ -24,12 +23,12 @@ from collectives.transport.base import Transport
 from collectives.transport.messages import bound_nbytes, pack
 from compressors.base import Compressor, MultiRound, PerLayer
 from compressors.layer import Layer
-from gradwire.ddp.attach import check_momentum
-from gradwire.exchange.communicator import Nonfinite
+from gradwire.components import build_components, check_momentum
 from gradwire.exchange.reducer import PerLayerReducer
 from gradwire.exchange.report import Bucket
 from gradwire.fsdp.attach import FsdpHook, FsdpSettings, checked_units
 from gradwire.fsdp.units import Unit
+from gradwire.step_guard import Nonfinite
 
 
 def attach_reduce_scatter(
@@ -64,14 +63,13 @@ def attach_reduce_scatter(
             trainable parameter that is not sharded; the compressor does not fit; momentum is missing or not used.
         OptionError: a spec names no component, or has a wrong option.
     """
-    if isinstance(compressor, str):
-        compressor = build("compressors", Compressor, compressor)
+    collective = Allgather()  # only to check what the compressor can send: a rank decodes the payloads of all ranks
+    compressor, _ = build_components(compressor, collective)
     if isinstance(compressor, MultiRound) or compressor.traits.needs_all_ranks:
         raise ValueError(
             f"{compressor.component_name} needs all ranks while it encodes, and in a reduce-scatter each row has "
             "another receiver; use another compressor, or leave out its shared scale"
         )
-    collective = Allgather()  # only to check what the compressor can send: a rank decodes the payloads of all ranks
     model = getattr(model, "_orig_mod", model)
     units, mesh = checked_units(model, compressor, collective)
     assert isinstance(compressor, PerLayer)

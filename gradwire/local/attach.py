@@ -24,13 +24,11 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from collectives.base import Collective
-from collectives.options import build
 from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.layer import layers_of, sparse_gradients
 from gradwire.attached import (
     OPEN,
-    Attached,
     changed_parameter,
     check_optimizers,
     close_earlier_hooks,
@@ -38,18 +36,18 @@ from gradwire.attached import (
     parameters_of,
     unknown_parameter,
 )
-from gradwire.ddp.attach import check_types
-from gradwire.ddp.hook import NonFiniteGradient, warn_of_missing_epoch
-from gradwire.exchange.communicator import Nonfinite, own_transport
+from gradwire.components import build_components, check_types
+from gradwire.exchange.communicator import own_transport
 from gradwire.local.exchange import LocalSteps
 from gradwire.local.options import LocalOptions
+from gradwire.step_guard import Nonfinite
 
 
 def attach_local(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     compressor: Compressor | str = "none",
-    collective: Collective | str = "native",
+    collective: Collective | str | None = None,
     *,
     seed: int = 0,
     nonfinite: Nonfinite = "skip",
@@ -66,7 +64,7 @@ def attach_local(
         optimizer: the (inner) optimizer, or all optimizers, of the model; each makes one `step` per training step. Its
             state stays on its rank.
         compressor: an instance, or a spec such as "group_topk:ratio=0.01"; encodes the differences.
-        collective: an instance, or a spec such as "ring"; sums the payloads.
+        collective: an instance, or a spec such as "ring"; sums the payloads. None: the compressor's first default.
         seed: seed of the compressor's own random numbers, the same on every rank.
         nonfinite: what to do about NaN or infinity, in an optimizer's gradients or in a difference: "skip" it on this
             rank, "raise" on this rank, or "zero" the elements.
@@ -79,10 +77,7 @@ def attach_local(
             exchanges something itself, belongs to another model, or only wraps another optimizer.
         OptionError: an option is unknown or impossible, or a spec names no component.
     """
-    if isinstance(compressor, str):
-        compressor = build("compressors", Compressor, compressor)
-    if isinstance(collective, str):
-        collective = build("collectives", Collective, collective)
+    compressor, collective = build_components(compressor, collective)
     if nonfinite not in get_args(Nonfinite):
         raise ValueError(f'nonfinite="{nonfinite}" is not possible; use {", ".join(get_args(Nonfinite))}')
     chosen = LocalOptions.from_text(options)
@@ -151,13 +146,11 @@ class LocalHook(LocalSteps):
     ) -> None:
         super().__init__(model, options, compressor, collective, transport, nonfinite=nonfinite)
         self._seed = seed
-        self._epoch: int | None = None
-        self._epoch_is_missing = compressor.traits.denser_epochs > 0
         self._updates = True  # false if this rank skips the step
         self._kinds = {id(layer.weight): kind_of(layer.weight) for layer in self.layers if layer.weight is not None}
-        self._attached = Attached(model, self._why_not_exchanged)
+        self._attached = self._guard.attach(model, self._why_not_exchanged, compressor, transport.rank)
         self._attached.optimizers += optimizers
-        self._shows_outer = self._is_updating = self._closed = False
+        self._shows_outer = self._is_updating = False
         self._waiting_for = self._ids = {id(each) for each in optimizers}  # optimizers that have not made this step
         self._handles = [each.register_step_pre_hook(self._before_update) for each in optimizers]
         self._handles += [each.register_step_post_hook(self._after_update) for each in optimizers]
@@ -169,8 +162,7 @@ class LocalHook(LocalSteps):
 
         Without this call, a compressor skips its warm-up epochs, if it has any, and warns about that.
         """
-        self._epoch = epoch
-        self._epoch_is_missing = False
+        self._guard.set_epoch(epoch)
 
     @contextlib.contextmanager
     def outer(self) -> Iterator[None]:
@@ -180,12 +172,12 @@ class LocalHook(LocalSteps):
             RuntimeError: the model or its optimizers have changed, a parameter was changed in the block, or the hook is
                 closed.
         """
-        if self._closed:
+        if self._guard.closed:
             raise RuntimeError("local steps are closed, and the model has held the outer copy since; leave out outer()")
         if self._shows_outer:  # the block around this one ends it
             yield
             return
-        self._check_unchanged()
+        self._guard.check_unchanged()
         self.check_buffers()
         self.show_outer()
         self._shows_outer = True
@@ -197,7 +189,7 @@ class LocalHook(LocalSteps):
                 )
         finally:
             self._shows_outer = False
-            if not self._closed:
+            if not self._guard.closed:
                 self.show_inner()
 
     @override
@@ -206,7 +198,7 @@ class LocalHook(LocalSteps):
 
         Save that of every rank, between two steps.
         """
-        with contextlib.nullcontext() if self._closed else self.outer():
+        with contextlib.nullcontext() if self._guard.closed else self.outer():
             return super().state_dict() | {"options": self.options.option_texts()}
 
     @override
@@ -234,12 +226,12 @@ class LocalHook(LocalSteps):
         Raises:
             RuntimeError: a parameter has another shape than its outer copy; the model then stays as it is.
         """
-        if self._closed:
+        if self._guard.closed:
             return
         for handle in self._handles:
             handle.remove()
         OPEN.discard(self)
-        self._closed = True
+        self._guard.closed = True
         try:
             for layer in self.layers:
                 if layer.weight is not None and layer.weight.shape != layer.shape:
@@ -250,10 +242,6 @@ class LocalHook(LocalSteps):
             self.show_outer()
         finally:
             super().close()
-
-    def _check_unchanged(self) -> None:
-        if reason := self._attached.change():
-            raise RuntimeError(reason)
 
     def _why_not_exchanged(self) -> str | None:
         """Return a sentence about a parameter that is trained but not exchanged; None without one."""
@@ -301,7 +289,7 @@ class LocalHook(LocalSteps):
             )
         if not updated.isdisjoint(map(id, self._model.parameters())):
             self._check_not_outer()
-            self._check_unchanged()
+            self._guard.check_unchanged()
 
     def _check_not_outer(self) -> None:
         if self._shows_outer:
@@ -314,17 +302,14 @@ class LocalHook(LocalSteps):
             raise RuntimeError("an optimizer made two steps while another made none; call step() of each once per step")
         self._check_not_outer()
         if self._waiting_for == self._ids:  # the first of this step
-            if self._epoch_is_missing and self.transport.rank == 0:
-                warn_of_missing_epoch(self.reducer.compressor)
-            self._epoch_is_missing = False
-            self._check_unchanged()
-            self.start_step(self.step_of(self._steps, self._epoch, self._seed))
+            self._guard.check()
+            self.start_step(self.step_of(self._steps, self._guard.epoch, self._seed))
             self._updates = True
         parameters = parameters_of(optimizer)
         ids = {id(parameter) for parameter in parameters}
         is_ready = self.prepare_gradients_([layer for layer in self.layers if id(layer.weight) in ids])
-        if not is_ready and self._nonfinite == "raise":
-            raise NonFiniteGradient(f"a gradient is not finite in step {self._steps + 1}")
+        if not is_ready:
+            self._guard.skip(f"a gradient is not finite in step {self._steps + 1}")
         self._updates = self._updates and is_ready
         if not self._updates:
             for parameter in parameters:

@@ -26,12 +26,12 @@ from collectives.payloads.bundle import UnreducedSum
 from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.layer import Layer, Step, layers_of, memory_nbytes
-from gradwire.ddp.hook import NonFiniteGradient
-from gradwire.exchange.communicator import CompressedCommunicator, Nonfinite, zero_nonfinite_
+from gradwire.exchange.communicator import CompressedCommunicator
 from gradwire.exchange.reducers import reducer_for
 from gradwire.exchange.report import Bucket, EncodedLayer, StepReport
 from gradwire.local.fragments import Fragment, dealt
 from gradwire.local.options import LocalOptions
+from gradwire.step_guard import Nonfinite, StepGuard
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -84,7 +84,7 @@ class LocalSteps(CompressedCommunicator):
         self._model = model
         self._plain = self.bind(Ring())  # for buffers
         self._numel_of = {layer.id: layer.numel for layer in self.layers}
-        self._nonfinite = nonfinite
+        self._guard = StepGuard(nonfinite)
         self._steps = self._number = 0  # steps made, exchanges begun
         self._weight = 1.0  # of this rank's difference in the mean over ranks; 1 on average
         self._under_way: Exchange | None = None
@@ -128,12 +128,7 @@ class LocalSteps(CompressedCommunicator):
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
             self._downlink.step = self._step
             self.combine_([weight.grad for weight in weights if weight.grad is not None], layers=layers)
-        gradients = [weight.grad for weight in weights if weight.grad is not None]
-        # One check of all, because a GPU is waited for at each. Norms of finite gradients may overflow.
-        if not gradients or bool(torch.isfinite(torch.stack(torch._foreach_norm(gradients))).all()):
-            return True
-        bad = [zero_nonfinite_(gradient, self._nonfinite) for gradient in gradients]
-        return not any(bad)
+        return not self._guard.screen_([weight.grad for weight in weights if weight.grad is not None])
 
     @torch.no_grad()
     def after_update(self) -> None:
@@ -253,8 +248,8 @@ class LocalSteps(CompressedCommunicator):
         mean = fragment.difference()
         if self._weight != 1:
             mean *= self._weight
-        if zero_nonfinite_(mean, self._nonfinite) and self._nonfinite == "raise":
-            raise NonFiniteGradient(f"a parameter is not finite after step {self._steps}")
+        if self._guard.screen_([mean]):
+            self._guard.skip(f"a parameter is not finite after step {self._steps}")
         is_last = fragment is self._fragments[-1]
         buffers = self._buffers_to_send() if is_last else []
         exchange = self._under_way = Exchange(number=self._number, mean=mean, buffers=buffers)

@@ -12,8 +12,7 @@ from collectives.direct import Direct
 from collectives.hierarchical import Hierarchical
 from collectives.options import Count, CountOrZero, Incompatible, OptionError, Options, incompatibility
 from collectives.pool import Pool
-from compressors.base import Compressor, PerLayer, TorchHook
-from gradwire.ddp.hook import OwnHook
+from compressors.base import Compressor, DdpHook, PerLayer
 
 Preset = Literal["none", "diloco", "streaming", "sparseloco", "post_local"]
 
@@ -159,14 +158,9 @@ class LocalOptions(Options, name="local"):
         combined = "average=senders" if self.average == "senders" else "clip=median" if self.clip == "median" else ""
         obstacles = (
             (
-                isinstance(compressor, TorchHook),
-                f"{method} is PyTorch's own communication hook of gradients, and {name} exchanges parameters; use "
+                isinstance(compressor, DdpHook),
+                f"{method} works through DDP's communication hook of gradients, and {name} exchanges parameters; use "
                 "another compressor",
-            ),
-            (
-                isinstance(compressor, OwnHook),
-                f"{method} chooses how gradients are sent in every step, and {name} exchanges parameters, less often; "
-                "use another compressor",
             ),
             (
                 traits.owns_momentum and self.outer_momentum > 0,

@@ -25,13 +25,13 @@ from collectives.transport.base import SingleRank, TransportError
 from collectives.transport.sockets import connect_ranks
 from compressors.base import Compressor
 from compressors.layer import Step
-from gradwire.exchange.communicator import Nonfinite
 from gradwire.exchange.packed_state import pack_state, unpack_state
 from gradwire.exchange.report import Bucket
 from gradwire.local.coordinator import Coordinator
 from gradwire.local.exchange import Exchange, LocalSteps
 from gradwire.local.membership import Member, Members, Membership, Rendezvous
 from gradwire.local.options import LocalOptions
+from gradwire.step_guard import Nonfinite
 
 # Seconds for the members to connect; all are ready, so one that does not connect is lost.
 CONNECT_WITHIN_S = 10.0

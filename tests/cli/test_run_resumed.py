@@ -138,7 +138,7 @@ def test_other_ranks_go_on_with_a_configuration_of_their_own(tmp_path: Path) -> 
     [
         ({"strategy": "async_server", "collective": "server"}, "async_server gives every rank a different task"),
         ({"optimizer": "max_adabelief"}, "max_adabelief keeps different moments on every rank"),
-        ({"compressor": "torch_powersgd"}, "torch_powersgd keeps its state in PyTorch's own hook"),
+        ({"compressor": "torch_powersgd"}, "torch_powersgd keeps its state in a hook of DDP"),
         ({"collective": "server:placement=sharded"}, "server:placement=sharded keeps a part of every layer on each"),
         ({"batch_size": 30}, "--batch-size 30 is larger than a rank's shard of 21 samples"),
     ],

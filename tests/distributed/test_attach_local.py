@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire import attach_local
-from gradwire.ddp.hook import NonFiniteGradient
+from gradwire.step_guard import NonFiniteGradient
 from tests.testing.ranks import run_ranks
 
 

@@ -32,7 +32,8 @@ from compressors.layer import Step
 from compressors.topk import Dgc, TopK
 from compressors.torch_hooks import TorchFp16
 from gradwire.ddp.attach import attach
-from gradwire.ddp.hook import CompressionHook, NonFiniteGradient
+from gradwire.ddp.hook import CompressionHook
+from gradwire.step_guard import NonFiniteGradient
 from tests.testing.ddp_scenes import LR, batch, loss_of, message_of, network, played_by_two, train, wrapped
 from tests.testing.ranks import run_ranks
 

@@ -17,8 +17,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.ddp.hook import NonFiniteGradient
 from gradwire.fsdp.attach import ShardHook, attach_fsdp
+from gradwire.step_guard import NonFiniteGradient
 from tests.testing.ddp_scenes import LR, Scene, loaded, message_of, saved, weights
 from tests.testing.ranks import run_ranks
 

@@ -11,9 +11,8 @@ import torch
 from bench.core import registry, spec
 from collectives.allgather import Allgather
 from collectives.base import BoundCollective, Collective
-from compressors.base import Compressor, TorchHook
+from compressors.base import Compressor, DdpHook
 from compressors.layer import Layer, Step
-from gradwire.ddp.hook import OwnHook
 from gradwire.exchange.reducer import Reducer
 from gradwire.exchange.reducers import reducer_for
 from gradwire.exchange.report import Bucket
@@ -50,7 +49,7 @@ def class_of(name: str) -> type[Compressor]:
     return cast(type[Compressor], registry.load("compressors", name))
 
 
-NAMES = [name for name in registry.entries("compressors") if not issubclass(class_of(name), TorchHook | OwnHook)]
+NAMES = [name for name in registry.entries("compressors") if not issubclass(class_of(name), DdpHook)]
 
 VARIANTS = [
     case("fp16", error_feedback=True),

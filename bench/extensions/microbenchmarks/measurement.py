@@ -112,16 +112,13 @@ def _legal_pairs(
         UsageError: a component or option does not exist, or a named component works with none of the others.
     """
     from compressors.base import PerLayer
-    from gradwire.ddp.hook import OwnHook
 
     senders = _built("compressors", compressors)
     usable = registry.ask_each("collectives", lambda component: component()) if collectives is None else ()
     sums = _built("collectives", collectives or sorted(usable, key=lambda name: (name != BASELINE_COLLECTIVE, name)))
     for name, sender in senders.items():
-        if isinstance(sender, OwnHook):
-            raise UsageError(f"{name} encodes nothing itself; name the compressors that it tries, such as topk or bf16")
         if not isinstance(sender, PerLayer):
-            raise UsageError(f"{name} needs several rounds for one sum; measure it with `bench run`")
+            raise UsageError(f"{name} does not send one payload per layer; measure it with `bench run`")
         if dtype.startswith("int") and sender.component_name != BASELINE_COMPRESSOR:
             raise UsageError(f"{name} compresses floating-point tensors; sum --dtype {dtype} with --compressors none")
     reasons = {
@@ -151,23 +148,18 @@ def check_encoding(options: CompressorsConfig) -> CompressorsConfig:
     Raises:
         UsageError: an option is unknown or out of range, or a named compressor cannot be timed.
     """
-    from compressors.base import TorchHook
-    from gradwire.ddp.hook import OwnHook
+    from compressors.base import DdpHook
 
     if options.compressors is NOT_GIVEN:
         made = registry.ask_each("compressors", lambda component: component())
-        names = [name for name, compressor in made.items() if not isinstance(compressor, TorchHook | OwnHook)]
+        names = [name for name, compressor in made.items() if not isinstance(compressor, DdpHook)]
         names.sort(key=lambda name: (name != BASELINE_COMPRESSOR, name))
     else:
         chosen = _built("compressors", spec.split_list(options.compressors))
         for name, compressor in chosen.items():
-            if isinstance(compressor, TorchHook):
+            if isinstance(compressor, DdpHook):
                 raise UsageError(
-                    f"{name} encodes inside PyTorch's own hook, where it cannot be timed; measure it with bench run"
-                )
-            if isinstance(compressor, OwnHook):
-                raise UsageError(
-                    f"{name} encodes nothing itself; measure the compressors that it tries, such as topk or bf16"
+                    f"{name} works through DDP's own hook, where it cannot be timed alone; measure it with bench run"
                 )
         names = list(chosen)
     return dataclasses.replace(

@@ -39,16 +39,11 @@ if TYPE_CHECKING:
 
 def cannot_be_calibrated(compressor: Compressor) -> str | None:
     """Return a sentence that says why a compressor's work cannot be measured on one rank; None if it can."""
-    from compressors.base import MultiRound, TorchHook
-    from gradwire.ddp.hook import OwnHook
+    from compressors.base import DdpHook, MultiRound
 
     text = spec.short_text(compressor)
     obstacles = (
-        (isinstance(compressor, TorchHook), "encodes inside PyTorch's own hook, which cannot be timed; leave it out"),
-        (
-            isinstance(compressor, OwnHook),
-            "encodes nothing itself; calibrate the compressors that it tries, for example topk or bf16",
-        ),
+        (isinstance(compressor, DdpHook), "works through DDP's own hook, which cannot be timed alone; leave it out"),
         (
             compressor.traits.needs_all_ranks and not isinstance(compressor, MultiRound),
             "makes the ranks communicate before they encode, which cannot be predicted; use other options",

@@ -34,7 +34,7 @@ from bench.strategies.local.local import Local
 from collectives.base import Collective
 from collectives.direct import on_links
 from collectives.hierarchical import Hierarchical
-from collectives.options import Incompatible, incompatibility
+from collectives.options import Incompatible
 from collectives.schedule.rounds import Layout
 from collectives.schedule.waves import Lengths, waves_of
 from compressors.base import Compressor
@@ -236,7 +236,7 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
         cast(Collective, spec.build("collectives", name))
         for name in ([request.collective] if request.collective else defaults)
     ]
-    legal = next((c for c in components if not incompatibility(compressor.check_compatible, c)), components[-1])
+    legal = compressor.choose(components)
     with spec.usage_errors():
         compressor.check_compatible(legal)
         check_predictable(legal)

@@ -47,9 +47,9 @@ from bench.strategies.placed.messages import (
 from collectives.pool import BoundPool
 from collectives.transport.base import Pending, Transport, wait_all
 from compressors.layer import Step
-from gradwire.ddp.hook import NonFiniteGradient
-from gradwire.exchange.communicator import CompressedCommunicator, zero_nonfinite_
+from gradwire.exchange.communicator import CompressedCommunicator
 from gradwire.exchange.report import StepReport
+from gradwire.step_guard import StepGuard
 
 
 class _Done(NamedTuple):
@@ -375,17 +375,17 @@ class DeviceProcess(CommandedRank):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        nonfinite = [zero_nonfinite_(gradient, self._config.nonfinite) for gradient in gradients]
+        guard = StepGuard(self._config.nonfinite)
+        guard.screen_(gradients)
         if self._in_pool is not None:
             self._channel.average_(self._in_pool)
         elif self._averages:
             self._channel.mean_(gradients)
-        tell(self._transport, HOST_RANK, {"nonfinite": any(nonfinite)})
+        tell(self._transport, HOST_RANK, {"nonfinite": guard.saw_nonfinite})
         skipped = hear(self._transport, HOST_RANK)["skip"]
         if skipped:
             self._channel.drop()
-        if skipped and self._config.nonfinite == "raise":
-            raise NonFiniteGradient(f"a gradient was not finite at step {step.index}")
+            guard.skip(f"a gradient was not finite at step {step.index}")
         return StepReport(skipped=skipped, encode_s=0.0, exchange_s=0.0)
 
     def _gradients_in_pool(self) -> torch.Tensor | None:

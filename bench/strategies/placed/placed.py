@@ -34,9 +34,8 @@ from bench.strategies.placed.host import HostSum, HostTraining
 from bench.strategies.placed.messages import HOST_RANK
 from collectives.base import Collective
 from collectives.transport.shared_memory import SharedMemoryTransport
-from compressors.base import Compressor, TorchHook
+from compressors.base import Compressor, DdpHook
 from compressors.layer import layers_of
-from gradwire.ddp.hook import OwnHook
 from gradwire.exchange.communicator import CompressedCommunicator, own_transport
 
 # Ring buffer between two processes: large enough for the activations of a usual mini-batch in one piece.
@@ -146,12 +145,8 @@ class Placed(Strategy):
                 f"by=data runs the whole network on every device; leave out activations={self.activations}",
             ),
             (
-                isinstance(compressor, TorchHook),
-                f"{method} is PyTorch's own communication hook, which works inside DDP; use --strategy ddp",
-            ),
-            (
-                isinstance(compressor, OwnHook),
-                f"{method} tries compressors and collectives inside DDP; use --strategy ddp or another compressor",
+                isinstance(compressor, DdpHook),
+                f"{method} works through DDP's communication hook; use --strategy ddp or another compressor",
             ),
             (
                 config.replicas == 1 and method != "none",

@@ -79,7 +79,7 @@ def test_both_calls_are_in_the_file_with_their_origin(measured: tuple[dict[str, 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--compressors", "torch_fp16"), "torch_fp16 encodes inside PyTorch's own hook"),
+        (("--compressors", "torch_fp16"), "torch_fp16 works through DDP's own hook"),
         (("--compressors", "topkk"), "there is no compressor 'topkk' (did you mean 'topk'?)"),
         (("--compressors", "topk:ratio=2"), "topk: ratio=2 is not possible"),
         (("--model", "resnet19"), "there is no model 'resnet19'"),

@@ -403,7 +403,7 @@ def test_what_cannot_be_predicted_is_one_sentence(tmp_path: Path, arguments: lis
         ),
         (["--step-time", "9ms"], "--step-time needs the shapes of a model; name it with --model"),
         (["--step-time", "9ms", "--model", "linear", "--shared-cores", "2"], "slow each other down on --shared-cores"),
-        (["--step-time", "9ms", "--model", "linear", "--compressor", "auto"], "auto encodes nothing itself"),
+        (["--step-time", "9ms", "--model", "linear", "--compressor", "auto"], "auto works through DDP's own hook"),
     ],
 )
 def test_without_a_calibration_one_sentence_says_what_to_do(
@@ -450,7 +450,7 @@ def test_what_is_no_calibration_is_one_sentence(tmp_path: Path, content: str | N
     [
         (["--device", "cuda"], "GPUs cannot be calibrated"),
         (["--optimizer", "kfac"], "kfac exchanges data itself"),
-        (["--compressors", "torch_bf16"], "torch_bf16 encodes inside PyTorch's own hook"),
+        (["--compressors", "torch_bf16"], "torch_bf16 works through DDP's own hook"),
         (["--compressors", "nothing"], "there is no compressor 'nothing'"),
         (["--budget", "soon"], "'soon' is not a duration"),
     ],

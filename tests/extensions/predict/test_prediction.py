@@ -474,8 +474,8 @@ def test_the_terms_of_each_of_several_messages_are_added() -> None:
     [
         ("terngrad:shared_scale=true", "makes the ranks communicate before they encode"),
         ("group_topk:preset=patent", "needs the whole model as one bucket"),
-        ("auto", "encodes nothing itself; calibrate the compressors that it tries"),
-        ("torch_powersgd", "encodes inside PyTorch's own hook"),
+        ("auto", "works through DDP's own hook"),
+        ("torch_powersgd", "works through DDP's own hook"),
     ],
 )
 def test_what_cannot_be_calibrated_is_not_asked_for(compressor: str, sentence: str) -> None:

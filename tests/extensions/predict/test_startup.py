@@ -15,6 +15,6 @@ def test_a_wrong_component_is_refused_without_torch(tmp_path: Path, monkeypatch:
     written(tmp_path)
     assert_refused_where_torch_is_broken({
         "calibrate --batch-size 5000": "is larger than a rank's shard",
-        "calibrate --compressors auto": "auto encodes nothing itself",
+        "calibrate --compressors auto": "auto works through DDP's own hook",
         "predict --compressor nope": "there is no compressor 'nope'",
     }, tmp_path)  # fmt: skip

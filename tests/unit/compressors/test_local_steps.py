@@ -14,7 +14,6 @@ from torch import nn
 from bench.models.gpt import Gpt
 from bench.models.resnet import ResNet20
 from collectives.options import Incompatible, OptionError
-from gradwire.exchange.communicator import Nonfinite, zero_nonfinite_
 from gradwire.local import exchange
 from gradwire.local.fragments import dealt, units_of
 from gradwire.local.options import LocalOptions
@@ -314,26 +313,6 @@ def test_a_rank_without_a_finite_gradient_skips_its_own_step() -> None:
         return rank.local.prepare_gradients_()
 
     assert run_local(lambda: Scalars(0.0), work, steps=2) == [True, False]
-
-
-def test_finite_gradients_are_checked_at_once_even_if_their_norm_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
-    def work(rank: Rank) -> list[bool]:
-        ready = []
-        for value in (1.0, 1e38):
-            one_by_one.append(0)
-            for parameter in rank.model.parameters():
-                parameter.grad = torch.full_like(parameter, value)
-            ready.append(rank.local.prepare_gradients_())
-        return ready
-
-    def check(gradient: torch.Tensor, nonfinite: Nonfinite) -> bool:
-        one_by_one[-1] += 1
-        return zero_nonfinite_(gradient, nonfinite)
-
-    one_by_one: list[int] = []
-    monkeypatch.setattr(exchange, "zero_nonfinite_", check)
-    assert run_local(network, work, ranks=1, steps=2) == [[True, True]]
-    assert one_by_one == [0, len(list(network().parameters()))]
 
 
 @pytest.mark.parametrize(("alpha", "of_rank_0"), [(0.0, -0.5), (0.5, -0.75), (1.0, -1.0)])

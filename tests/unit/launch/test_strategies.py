@@ -55,7 +55,10 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         {"strategy": "local", "compressor": "torch_fp16"},
         "hook of gradients, and local exchanges parameters; use another",
     ),
-    ({"strategy": "local", "compressor": "auto"}, "auto chooses how gradients are sent in every step, and local exch"),
+    (
+        {"strategy": "local", "compressor": "auto"},
+        "auto works through DDP's communication hook of gradients",
+    ),
     ({"strategy": "local", "optimizer": "kfac"}, "kfac sends data of its own between all ranks, and with local a rank"),
     ({"strategy": "local", "optimizer": "max_adabelief"}, "max_adabelief sends data of its own between all ranks"),
     ({"strategy": "local", "optimizer": "zero_one_adam"}, "zero_one_adam sends data of its own between all ranks, and"),
