@@ -28,7 +28,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"strategy": ASP, "compressor": "powersgd"}, "powersgd has ranks agree"),
     ({"strategy": SSP, "compressor": "terngrad:shared_scale=true"}, "terngrad has ranks agree"),
     ({"strategy": ASP, "compressor": "hylo:shared_threshold=true"}, "hylo has ranks agree"),
-    ({"strategy": ASP, "compressor": "torch_powersgd"}, "works inside DDP; use --strategy ddp"),
+    ({"strategy": ASP, "compressor": "torch_powersgd"}, "works through DDP's communication hook; use --strategy ddp"),
     ({"strategy": ASP, "compressor": "group_topk:preset=patent"}, "wants the whole model as one message"),
     ({"strategy": ASP, "compressor": "dgc", "optimizer": "adam"}, "adam has no momentum to hand over"),
     ({"strategy": "async_server:mode=asp,staleness=2"}, "staleness=2 bounds mode=ssp; leave it out of mode=asp"),
