@@ -55,6 +55,7 @@ def test_two_launchers_train_one_model_and_machine_0_holds_the_results(tmp_path:
     assert [sum(samples for rank, samples in counts if rank == own) for own in range(4)] == [64] * 4
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_machines_whose_data_differ_are_refused(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(

@@ -17,9 +17,9 @@ from collectives.parameter_server import ParameterServer
 from collectives.payloads.base import unpack
 from compressors.base import Compressor, PerLayer
 from compressors.layer import Step, layers_of
-from gradwire.exchange.communicator import Nonfinite
 from gradwire.exchange.reducers import reducer_for
 from gradwire.exchange.report import StepReport
+from gradwire.step_guard import Nonfinite, StepGuard
 from tests.testing.limits import LIMIT_S
 
 STEPS = 5
@@ -64,7 +64,7 @@ class Training:
         optimizer = cast(Optimizer, spec.build("optimizers", "sgd:momentum=0"))
         self.parameters = ServerParameters(layers, self.compressor, optimizer, lr=1.0, world_size=1, seed=1)
         session = ParameterServer(self.parameters, 1, LIMIT_S, staleness=None).join(0)
-        self.worker = AsyncWorker(self.reducer, session, layers, links=(), nonfinite=nonfinite)
+        self.worker = AsyncWorker(self.reducer, session, layers, links=(), guard=StepGuard(nonfinite))
         self._index = 0
 
     def step(self, factor: float = 1.0, layer_id: int = 0) -> StepReport:

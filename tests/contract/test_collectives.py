@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from gradwire.exchange.reducer import keep_in
 from tests.testing.collectives import COLLECTIVES, Result, check, clone, key_of, refusal
 from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
 from tests.testing.payloads import make
+from tests.testing.thinned import checkered
 
 KINDS = (
     *("dense", "sparse", "group_sparse", "row_sparse", "seeded", "sparse_codes", "sparse_codes-sigma"),
@@ -32,8 +34,8 @@ KINDS = (
 )
 # Of all world sizes, 1, 3, 4 and 7 show every shape of trees, groups and remainders.
 LONG = (2, 5)
-ALL_WORLD_SIZES = (1, 3, 4, 7, *LONG)
-WORLD_SIZES = (3, 4, 7, *(pytest.param(n, marks=pytest.mark.long) for n in LONG))
+SOME_WORLD_SIZES = (3, 4, 7)
+WORLD_SIZES = (*SOME_WORLD_SIZES, *(pytest.param(n, marks=pytest.mark.long) for n in LONG))
 
 
 def lengths(world_size: int) -> list[int]:
@@ -56,14 +58,14 @@ def run(name: str, payloads: Sequence[Sequence[Payload]]) -> list[list[Result]]:
     return run_threads(rank, len(payloads[0]))
 
 
-def names_and_world_sizes() -> list[Any]:
-    """Return every collective with every number of ranks; variants only where groups and shards are uneven."""
-    found = [(name, n) for name in COLLECTIVES for n in (ALL_WORLD_SIZES if ":" not in name else (4, 7))]
-    return [pytest.param(*each, marks=[pytest.mark.long] if each[1] in LONG else []) for each in found]
+def cases_of_sums() -> list[Any]:
+    """Return every collective with numbers of ranks and kinds; variants only where groups and shards are uneven."""
+    plain, variants = ([name for name in COLLECTIVES if (":" in name) is is_variant] for is_variant in (False, True))
+    rare = [pytest.param(*each, marks=pytest.mark.long) for each in itertools.product(plain, LONG, KINDS)]
+    return [*checkered(plain, (1, *SOME_WORLD_SIZES), KINDS), *checkered(variants, (4, 7), KINDS), *rare]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("name", "world_size"), names_and_world_sizes())
+@pytest.mark.parametrize(("name", "world_size", "kind"), cases_of_sums())
 def test_sum(name: str, world_size: int, kind: str) -> None:
     payloads = [[make(kind, n, torch.float32, rank).payload for rank in range(world_size)] for n in lengths(world_size)]
     if reason := refusal(COLLECTIVES[name](), payloads[0][0]):
@@ -128,9 +130,14 @@ def test_sum_of_short_floats(name: str, kind: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["dense", "sparse", "group_sparse", "row_sparse", "seeded", "sparse_codes", "bundle"])
-@pytest.mark.parametrize("name", [name for name in COLLECTIVES if not re.search("native|server", name)])
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize(
+    ("name", "kind", "world_size"),
+    checkered(
+        [name for name in COLLECTIVES if not re.search("native|server", name)],
+        ["dense", "sparse", "group_sparse", "row_sparse", "seeded", "sparse_codes", "bundle"],
+        SOME_WORLD_SIZES,
+    ),
+)
 def test_what_rounding_takes_off_is_kept_by_one_rank(name: str, kind: str, dtype: torch.dtype, world_size: int) -> None:
     """The total plus the parts that the ranks keep is the exact sum, up to the precision of fp32."""
     payloads = [make(kind, 1000, dtype, rank).payload for rank in range(world_size)]

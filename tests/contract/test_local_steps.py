@@ -15,6 +15,7 @@ from collectives.options import incompatibility
 from compressors.base import Compressor
 from gradwire.local.options import LocalOptions
 from tests.testing.local_steps import Rank, run_local
+from tests.testing.thinned import every_second
 
 STEPS, RANKS = 24, 3
 OPTIONS: list[dict[str, Any]] = [
@@ -64,7 +65,7 @@ def train(rank: Rank) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize(("compressor", "collective", "options"), cases(), ids=str)
+@pytest.mark.parametrize(("compressor", "collective", "options"), every_second(cases()), ids=str)
 def test_ranks_learn_and_have_one_outer_copy(compressor: str, collective: str, options: dict[str, Any]) -> None:
     ranks = run_local(network, train, ranks=RANKS, compressor=compressor, collective=collective, **options)
     for step in range(STEPS):

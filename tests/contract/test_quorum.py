@@ -20,6 +20,7 @@ from tests.contract.test_local_steps import STEPS as STEPS_OF_TRAIN
 from tests.contract.test_local_steps import network, train
 from tests.testing.local_steps import Rank, Scalars, run_local
 from tests.testing.quorum import Moment, QuorumRank, QuorumRun, lower, outers, shown
+from tests.testing.thinned import every_second
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def pairs() -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize(("compressor", "collective"), pairs())
+@pytest.mark.parametrize(("compressor", "collective"), every_second(pairs()))
 def test_a_repeated_exchange_leaves_no_trace(compressor: str, collective: str) -> None:
     def plain_work(rank: Rank) -> list[Any]:
         return [*train(rank), *rank.model.buffers()]

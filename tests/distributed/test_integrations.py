@@ -403,7 +403,14 @@ def played_again(rank: int, scene: Callable[[int, Path], Iterator[torch.Tensor]]
     return after
 
 
-@pytest.mark.parametrize("scene", [lightning_again, accelerate_again, transformers_again])
+@pytest.mark.parametrize(
+    "scene",
+    [
+        pytest.param(lightning_again, marks=pytest.mark.long),
+        pytest.param(accelerate_again, marks=pytest.mark.long),
+        transformers_again,  # all three close an earlier hook through attach
+    ],
+)
 def test_a_training_after_one_that_failed_is_like_any_other(
     scene: Callable[[int, Path], Iterator[torch.Tensor]], tmp_path: Path
 ) -> None:

@@ -59,7 +59,7 @@ def sum_in_a_row(rank: int, folder: str) -> list[int]:
     return wrong
 
 
-@pytest.mark.parametrize("folder", ["memory", "plain files"])
+@pytest.mark.parametrize("folder", ["memory", pytest.param("plain files", marks=pytest.mark.long)])
 def test_many_sums_in_a_row(folder: str, tmp_path: Path, in_memory: Path) -> None:
     place = in_memory if folder == "memory" else tmp_path / "region"
     place.mkdir(exist_ok=True)
@@ -91,6 +91,7 @@ def buffers_in_a_row(rank: int, folder: str) -> list[int]:
     return wrong
 
 
+@pytest.mark.long
 def test_many_sums_of_gradients_that_lie_in_the_pool(tmp_path: Path) -> None:
     assert run_ranks(buffers_in_a_row, WORLD_SIZE, tmp_path, args=("/dev/shm",)) == [[]] * WORLD_SIZE
 

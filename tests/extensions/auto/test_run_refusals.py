@@ -14,7 +14,10 @@ CHOICES = Path(__file__).with_name("choices.jsonl")
 REFUSALS = [
     (["--compressor", "auto", "--collective", "server"], "use collective ring, native, tree"),
     (["--compressor", "auto", "--optimizer", "kfac"], "kfac sends something else as well; use another"),
-    (["--compressor", "auto", "--strategy", "async_server"], "works through DDP's communication hook; use --strategy ddp"),
+    (
+        ["--compressor", "auto", "--strategy", "async_server"],
+        "communication hook; use --strategy ddp",
+    ),
     (["--compressor", "auto:choices=nowhere.jsonl"], "holds no choices"),
     (["--compressor", f"auto:choices={CHOICES}", "--model", "resnet20"], "are those of another model"),
 ]

@@ -88,6 +88,7 @@ def test_all_that_is_legal_is_summed_rightly(tmp_path: Path) -> None:
     assert " 1.000" in answer.out  # the index sets are equal on both ranks
 
 
+@pytest.mark.long
 def test_another_type_as_json_and_what_is_left_out_is_said(tmp_path: Path) -> None:
     out = tmp_path / "sums.csv"
     command = (*QUICK, "--sizes", "4kB", "--world-size", "3", "--dtype", "bf16", "--out", str(out), "--json")

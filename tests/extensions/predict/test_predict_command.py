@@ -190,6 +190,7 @@ def test_a_latency_that_is_not_given_is_said_to_be_taken_as_0(tmp_path: Path) ->
         assert said not in invoke("predict", "--calibration", path, *PLAIN, *given).out
 
 
+@pytest.mark.long
 def test_a_map_needs_dense_gradients_in_16_bits_alone(tmp_path: Path) -> None:
     encoded = {name: calibration().encoded[name] for name in ("bf16", "topk")}
     asked = ["--sweep", "bandwidth=1mbit..10mbit,world_size=2..6", "--latency", "2ms", "--json"]
@@ -200,6 +201,7 @@ def test_a_map_needs_dense_gradients_in_16_bits_alone(tmp_path: Path) -> None:
     assert {cell["world_size"] for cell in told["regimes"]} == {2, 4, 6}
 
 
+@pytest.mark.long
 def test_people_read_how_fast_a_server_is_asked_and_how_stale_it_answers(tmp_path: Path) -> None:
     asked = ["predict", "--calibration", written(tmp_path), "--hosts", "4", "--compressor", "topk",
              "--strategy", "async_server:staleness=2", "--straggler", "rank=1,slowdown=3"]  # fmt: skip

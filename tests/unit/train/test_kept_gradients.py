@@ -15,9 +15,10 @@ from bench.strategies.ddp import OwnGradients
 from collectives.allreduce import Ring
 from compressors.floats import NoCompression
 from compressors.layer import layers_of
-from gradwire.exchange.communicator import CompressedCommunicator, Nonfinite, Trigger
+from gradwire.exchange.communicator import CompressedCommunicator, Trigger
 from gradwire.exchange.reducers import reducer_for
 from gradwire.exchange.report import StepReport
+from gradwire.step_guard import Nonfinite
 from tests.testing.compressor_cases import step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads
 
