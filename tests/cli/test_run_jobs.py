@@ -243,7 +243,7 @@ class Net(nn.Module):
 """
 
 
-@pytest.mark.parametrize("compressor", ["none", "topk"])
+@pytest.mark.parametrize("compressor", ["none", pytest.param("topk", marks=pytest.mark.long)])
 def test_layers_without_a_gradient_are_named(compressor: str, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(UNUSED)
     answer = execute(

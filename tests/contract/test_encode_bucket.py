@@ -26,6 +26,7 @@ from gradwire.exchange.report import Bucket
 from tests.testing.compressor_cases import CASES, Case, case, gradient, layers_of_shapes, step_at
 from tests.testing.hard_numbers import hard_numbers
 from tests.testing.loops import same
+from tests.testing.thinned import every_second
 
 LAYERS = layers_of_shapes(
     (123, 45), (64, 16, 3, 3), (50,), (1,), (3, 1), (40, 8), kinds=("linear", "conv", "bias", "bias", "bias", "linear")
@@ -113,11 +114,14 @@ def assert_equal(some: Sequence[object], others: Sequence[object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gradients_at", "path"),
-    [(usual_gradients, "native"), (usual_gradients, "reference"), (hard_gradients, "native")],
-    ids=["native", "reference", "hard"],
+    ("encoder", "gradients_at", "path"),
+    every_second(
+        (encoder, *way)
+        for encoder in ENCODERS
+        for way in ((usual_gradients, "native"), (usual_gradients, "reference"), (hard_gradients, "native"))
+    ),
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
-@each_encoder
 def test_a_bucket_is_encoded_as_its_layers_are(encoder: Case, gradients_at: Callable[..., object], path: str) -> None:
     compressor = cast(PerLayer, encoder.make())
     with kernels(path):
@@ -158,18 +162,18 @@ def arguments(compressor: PerLayer, x: list[torch.Tensor]) -> tuple[list[torch.T
 
 
 @each_path
-@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
 @each_encoder
-def test_what_is_not_finite_is_found(encoder: Case, value: float, path: str) -> None:
-    compressor = cast(PerLayer, encoder.make())
-    layers = [layer for layer in LAYERS if not compressor.leaves_dense(layer)] or LAYERS
-    step = dataclasses.replace(step_at(7), memory=Memory(scales={layer.id: 1.0 for layer in layers}))
-    with kernels(path):
-        finite = [gradient(layer, 1, 0).view(-1) for layer in layers]
-        compressor.encode_bucket(*arguments(compressor, finite), layers, step, screen=True)
-        finite[-1][-1] = value
-        with pytest.raises(NonFinite):
+def test_what_is_not_finite_is_found(encoder: Case, path: str) -> None:
+    for value in (torch.nan, -torch.inf):
+        compressor = cast(PerLayer, encoder.make())
+        layers = [layer for layer in LAYERS if not compressor.leaves_dense(layer)] or LAYERS
+        step = dataclasses.replace(step_at(7), memory=Memory(scales={layer.id: 1.0 for layer in layers}))
+        with kernels(path):
+            finite = [gradient(layer, 1, 0).view(-1) for layer in layers]
             compressor.encode_bucket(*arguments(compressor, finite), layers, step, screen=True)
+            finite[-1][-1] = value
+            with pytest.raises(NonFinite):
+                compressor.encode_bucket(*arguments(compressor, finite), layers, step, screen=True)
 
 
 def second_step(

@@ -120,6 +120,7 @@ def test_a_killed_supervisor_ends_the_run_and_is_named(
     assert train(server, tmp_path)[0].status == "ok"
 
 
+@pytest.mark.long
 def test_a_killed_fork_server_ends_the_run_and_is_named(
     built: list[VirtualNetwork], server: ForkServer, tmp_path: Path
 ) -> None:
@@ -131,6 +132,7 @@ def test_a_killed_fork_server_ends_the_run_and_is_named(
     assert train(server, tmp_path)[0].status == "ok"
 
 
+@pytest.mark.long
 def test_a_network_that_ended_between_runs_is_built_again(
     built: list[VirtualNetwork], server: ForkServer, tmp_path: Path
 ) -> None:
@@ -157,6 +159,7 @@ def test_a_launcher_that_is_killed_or_stopped_leaves_nothing(number: signal.Sign
     wait_for_end_of(tmp_path)
 
 
+@pytest.mark.long
 def test_losses_do_not_depend_on_earlier_runs(
     built: list[VirtualNetwork], server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,15 +33,15 @@ def cuts(numel: int, seed: int) -> list[int]:
     return [stop - start for start, stop in itertools.pairwise(borders)]
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_it_has_the_bits_of_adding_term_by_term(seed: int) -> None:
-    numel, num_terms = (1, 300, 8192, 20_011)[seed % 4], 1 + seed % 5
-    terms = [term(numel, 1000 * seed + number, DTYPES[(seed + number) % 3]) for number in range(num_terms)]
-    total, expected = UnreducedSum(terms), torch.zeros(numel)
-    total.add_to_(expected, divisor=num_terms)
-    written = torch.full((numel,), torch.nan)
-    assert total.write_to(written.split(cuts(numel, seed)), divisor=num_terms)
-    assert same(written, expected)
+def test_it_has_the_bits_of_adding_term_by_term() -> None:
+    for seed in range(200):
+        numel, num_terms = (1, 300, 8192, 20_011)[seed % 4], 1 + seed % 5
+        terms = [term(numel, 1000 * seed + number, DTYPES[(seed + number) % 3]) for number in range(num_terms)]
+        total, expected = UnreducedSum(terms), torch.zeros(numel)
+        total.add_to_(expected, divisor=num_terms)
+        written = torch.full((numel,), torch.nan)
+        assert total.write_to(written.split(cuts(numel, seed)), divisor=num_terms)
+        assert same(written, expected)
 
 
 @pytest.mark.parametrize("divisor", [1, 3, 4])
