@@ -16,7 +16,7 @@ from gradwire import attach
 from tests.testing.ranks import run_ranks
 
 ROOT = Path(__file__).parents[2]
-LISTED = re.compile(r"^\| `((?:compressors|collectives)/\S+\.py)` \| (`\w+`(?:, `\w+`)*) \|", re.MULTILINE)
+LISTED = re.compile(r"^\| `((?:gradwire|compressors|collectives)/\S+\.py)` \| (`\w+`(?:, `\w+`)*) \|", re.MULTILINE)
 
 
 def listed_functions() -> set[tuple[str, str]]:
