@@ -42,7 +42,7 @@ def cannot_be_calibrated(compressor: Compressor) -> str | None:
     from compressors.base import MultiRound, TorchHook
     from gradwire.ddp.hook import OwnHook
 
-    text = spec.short_text(compressor)
+    text = str(compressor)
     obstacles = (
         (isinstance(compressor, TorchHook), "encodes inside PyTorch's own hook, which cannot be timed; leave it out"),
         (
@@ -121,9 +121,7 @@ def resolve(options: CalibrateConfig) -> CalibrateConfig:
         options,
         **{name: getattr(run, name) for name in _OF_A_RUN},
         device="cpu",
-        compressors=",".join(
-            spec.short_text(spec.build("compressors", text)) for text in spec.split_list(options.compressors)
-        ),
+        compressors=",".join(str(spec.build("compressors", text)) for text in spec.split_list(options.compressors)),
     )
 
 
