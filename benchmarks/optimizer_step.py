@@ -16,7 +16,7 @@ import torch
 
 from bench.core import registry
 from bench.models.base import Model
-from bench.optimizers.adabelief import AdaBelief, Belief, MaxAdaBelief
+from gradwire.optim.adabelief import AdaBelief, Belief, MaxAdaBelief, MaxAdaBeliefOptions
 
 
 def parameters_of(model: str) -> list[torch.nn.Parameter]:
@@ -38,15 +38,13 @@ def main() -> None:
     torch.set_num_threads(1)
     amsgrad = torch.optim.Adam(parameters_of(options.model), lr=1e-3, amsgrad=True, foreach=True)
     contenders: dict[str, torch.optim.Optimizer] = {
-        "adabelief": AdaBelief().build(parameters_of(options.model), 1e-3),
+        "adabelief": AdaBelief(parameters_of(options.model), 1e-3),
         "max_adabelief in moments": Belief(
-            parameters_of(options.model), 1e-3, MaxAdaBelief().rule, exchange=lambda means, maxima: None
+            parameters_of(options.model), 1e-3, MaxAdaBeliefOptions().rule, exchange=lambda means, maxima: None
         ),
-        "max_adabelief": MaxAdaBelief().build(parameters_of(options.model), 1e-3),
-        "max_adabelief:max_of=previous": MaxAdaBelief(max_of="previous").build(parameters_of(options.model), 1e-3),
-        "max_adabelief:max_over=corrected": MaxAdaBelief(max_over="corrected").build(
-            parameters_of(options.model), 1e-3
-        ),
+        "max_adabelief": MaxAdaBelief(parameters_of(options.model), 1e-3),
+        "max_adabelief:max_of=previous": MaxAdaBelief(parameters_of(options.model), 1e-3, max_of="previous"),
+        "max_adabelief:max_over=corrected": MaxAdaBelief(parameters_of(options.model), 1e-3, max_over="corrected"),
     }
 
     def seconds(optimizer: torch.optim.Optimizer) -> float:

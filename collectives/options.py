@@ -205,9 +205,13 @@ class Options:
             except OptionError as error:
                 raise OptionError(f"{self.component_name}: {option.name}={value} is not possible: {error}") from None
 
+    def __str__(self) -> str:
+        """Return the component as a spec such as ``topk:ratio=0.1``, with only the options that are not defaults."""
+        return str(Spec(self.component_name, self.option_texts(only_changed=True)))
+
     @classmethod
-    def from_text(cls, values: Mapping[str, str]) -> Self:
-        """Return the component with these options, given as text by name, as in ``name:key=value,key=value``.
+    def from_text(cls, values: Mapping[str, Any]) -> Self:
+        """Return the component with these options, given by name: texts as in ``name:key=value,key=value``, or values.
 
         Raises:
             OptionError: an option is unknown (the message names the nearest one), or a value is out of range.
@@ -225,6 +229,10 @@ class Options:
     def option_names(cls) -> list[str]:
         """Return the names of the options, in declaration order."""
         return [option.name for option in options_of(cls)]
+
+    def option_values(self) -> dict[str, Any]:
+        """Return each option's value by its name, as the class takes it."""
+        return {name: getattr(self, name) for name in self.option_names()}
 
     def option_texts(self, *, only_changed: bool = False) -> dict[str, str]:
         """Return each option's value by its name, as text that ``from_text`` accepts, sorted by name.

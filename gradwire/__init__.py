@@ -1,12 +1,12 @@
 """Train with compressed gradients in your own script.
 
 `attach` serves a model in DistributedDataParallel, `attach_fsdp` and `attach_reduce_scatter` one in FSDP2, and
-`attach_local` trains with local steps. `gradwire.trainers` serves Lightning, Accelerate and Transformers.
+`attach_local` trains with local steps. `gradwire.optim` has optimizers that exchange less than gradients, and
+`gradwire.trainers` serves Lightning, Accelerate and Transformers.
 
 A name is imported when it is first used, so that `import gradwire` costs nothing.
 """
 
-import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,19 +15,17 @@ if TYPE_CHECKING:
     from gradwire.fsdp.reduce_scatter import attach_reduce_scatter
     from gradwire.local.attach import attach_local
 else:
-    _MODULES = {
-        "attach": "gradwire.ddp.attach",
-        "attach_fsdp": "gradwire.fsdp.attach",
-        "attach_local": "gradwire.local.attach",
-        "attach_reduce_scatter": "gradwire.fsdp.reduce_scatter",
-    }
+    from gradwire.hidden_packages import on_first_use
 
-    def __getattr__(name):
-        if name not in _MODULES:
-            raise AttributeError(f"module 'gradwire' has no attribute '{name}'")
-        importlib.import_module("gradwire.hidden_packages").refuse_others()
-        globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
-        return globals()[name]
+    __getattr__ = on_first_use(
+        __name__,
+        {
+            "attach": "gradwire.ddp.attach",
+            "attach_fsdp": "gradwire.fsdp.attach",
+            "attach_local": "gradwire.local.attach",
+            "attach_reduce_scatter": "gradwire.fsdp.reduce_scatter",
+        },
+    )
 
 
 __all__ = ["attach", "attach_fsdp", "attach_local", "attach_reduce_scatter"]

@@ -6,8 +6,9 @@ folder of PYTHONPATH, is found before the installed package.
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,6 +31,24 @@ def refuse_others(packages: Sequence[str] = LIBRARY) -> None:
                 f"{hiding} hides the package {name} of gradwire; rename it, or take {hiding.parent} out of the folders "
                 "where Python looks for modules (the script's own and PYTHONPATH)"
             )
+
+
+def on_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
+    """Return the `__getattr__` of a package whose names are imported when they are first used (PEP 562).
+
+    Args:
+        package: name of the package.
+        modules: the module of each name.
+    """
+
+    def of(name: str) -> object:
+        if name not in modules:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        refuse_others()
+        found = vars(sys.modules[package])[name] = getattr(importlib.import_module(modules[name]), name)
+        return found
+
+    return of
 
 
 def exit_if_hidden(packages: Sequence[str]) -> None:

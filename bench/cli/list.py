@@ -130,9 +130,12 @@ def _components(kind: str, *, long: bool) -> list[dict[str, Any]]:
         return list(described.values())
 
     def details(component: type[Options]) -> dict[str, Any]:
-        text = "\n\n".join(filter(None, (inspect.getdoc(sys.modules[component.__module__]), component.__doc__)))
-        labelled = {label: re.search(rf"^ *{label}: (.*?){_END}", text, re.DOTALL | re.MULTILINE) for label in _NOTES}
         *_, base = (parent for parent in component.__mro__ if parent.__name__ == registry.KINDS[kind].base)
+        # A component says what it is in its own module and class, and in those that it takes options from.
+        sources = [component, *(parent for parent in component.__mro__ if not issubclass(parent, base))]
+        docs = [doc for cls in sources for doc in (inspect.getdoc(sys.modules[cls.__module__]), cls.__doc__)]
+        text = "\n\n".join(filter(None, docs))
+        labelled = {label: re.search(rf"^ *{label}: (.*?){_END}", text, re.DOTALL | re.MULTILINE) for label in _NOTES}
         facts = {
             name: _plain(getattr(component, name))
             for name, hint in inspect.get_annotations(base).items()

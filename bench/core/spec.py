@@ -74,11 +74,6 @@ def build(kind: str, text: str) -> Any:
         raise UsageError(f"{error}; `bench list {kind} --long` shows every option with its range") from None
 
 
-def short_text(component: Options) -> str:
-    """Return a component as text such as ``topk:ratio=0.1``, with only the options that are not defaults."""
-    return str(Spec(component.component_name, component.option_texts(only_changed=True)))
-
-
 def full_text(component: Options) -> str:
     """Return a component as text such as ``topk:ratio=0.1``, with every option, for the experiment's identity."""
     return str(Spec(component.component_name, component.option_texts()))

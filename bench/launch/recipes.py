@@ -75,7 +75,7 @@ class Recipe:
 def _normalised(name: str, value: Any) -> Any:
     """Return the value of an option as a complete configuration has it: a component's spec with what it fills in."""
     kind = next((each.flag.kind for each in RunConfig.options() if each.name == name and each.flag), "")
-    return spec.short_text(spec.build(kind, value)) if kind else value
+    return str(spec.build(kind, value)) if kind else value
 
 
 def names() -> list[str]:

@@ -76,7 +76,7 @@ def check(options: RunConfig) -> RunConfig:
     train_size, test_size = parts.dataset.resolve_sizes(config.train_size, config.test_size)
     config = dataclasses.replace(config, train_size=train_size, test_size=test_size, clip_norm=config.clip_norm or None)
     _check_ranks(config)
-    short: dict[str, Any] = {name: spec.short_text(component) for name, component in vars(parts).items()}
+    short: dict[str, Any] = {name: str(component) for name, component in vars(parts).items()}
     in_name = ["model", "dataset", "compressor", "collective"]
     in_name += ["strategy"] if short["strategy"] != RunConfig.strategy else []
     config = dataclasses.replace(
@@ -304,7 +304,7 @@ def _check_clipping(config: RunConfig, parts: Components) -> None:
             f"momentum_correction=false to {method}, or use --clip-norm 0 or dgc:clip_norm={config.clip_norm:g}, which "
             "clips before it"
         )
-    if parts.optimizer.keeps_gradients and not parts.optimizer.clips_own_gradients:
+    if parts.optimizer.keeps_gradients and not parts.optimizer.encodes_itself:
         raise UsageError(
             f"{stepping} exchanges moments, so no rank has the mean gradient that --clip-norm limits; use "
             "--clip-norm 0, or another optimizer"

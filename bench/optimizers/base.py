@@ -2,16 +2,16 @@
 
 Most optimizers use gradients that are equal on all ranks. An optimizer that `exchanges` something itself (moments,
 factors) gets a `CompressedCommunicator` and sends in its own `step`, which the strategy calls on every rank in every
-step that is not skipped. If it also `keeps_gradients`, it uses this rank's own gradient, and the strategy sends no
-gradients.
+step that is not skipped. If it also `keeps_gradients`, it uses this rank's own gradient, the strategy sends no
+gradients, and `bind` returns a `gradwire.optim.base.BoundOptimizer`.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import ClassVar, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -25,29 +25,28 @@ from gradwire.exchange.communicator import CompressedCommunicator
 
 @dataclasses.dataclass(kw_only=True)
 class Optimizer(Options, abc.ABC):
-    """Base of all optimizers. A subclass is named after its file.
+    """Base of all optimizers. A subclass is named after its file, or gives its name.
 
     Attributes:
         default_lr: the learning rate if the user gives none.
+        default_collectives: names of collectives, best first, that are tried before the compressor's own.
         watches_layers: True if the optimizer observes the inputs and output gradients of every layer, which requires a
             single forward and backward per step.
-        needs_layers: True if the update of a parameter depends on its layer, so that only `bind`, with the whole
-            network, builds the optimizer that the user asked for.
-        default_collectives: names of collectives, best first, that are tried before the compressor's own.
-        clips_own_gradients: True if an optimizer that `keeps_gradients` can have each rank's own gradient clipped.
-        steps_alone: True if ranks have different parameters between exchanges; the torch optimizer is a `StepsAlone`.
+        needs_network: True if no part of the network can be updated apart: the update of a parameter depends on its
+            layer, or ranks have different parameters between exchanges.
+        encodes_itself: True if an optimizer that `keeps_gradients` encodes what it sends in place of them, which may
+            therefore be clipped, on each rank, and which K-FAC cannot precondition.
     """
 
     default_lr: ClassVar[float]
-    watches_layers: ClassVar[bool] = False
-    needs_layers: ClassVar[bool] = False
     default_collectives: ClassVar[tuple[str, ...]] = ()
-    clips_own_gradients: ClassVar[bool] = False
-    steps_alone: ClassVar[bool] = False
+    watches_layers: ClassVar[bool] = False
+    needs_network: ClassVar[bool] = False
+    encodes_itself: ClassVar[bool] = False
 
     @property
     def exchanges(self) -> bool:
-        """Return True if the optimizer itself sends data, and so needs the `channel` of `bind`."""
+        """Return True if the optimizer itself sends data, and so needs the `communicator` of `bind`."""
         return self.keeps_gradients
 
     @property
@@ -78,16 +77,6 @@ class Optimizer(Options, abc.ABC):
             Incompatible: it cannot; the message names what would work.
         """
 
-    def bind(self, model: nn.Module, lr: float, channel: CompressedCommunicator | None = None) -> torch.optim.Optimizer:
-        """Build the torch optimizer of a model's parameters; every rank must call this method.
-
-        Args:
-            model: the network, not wrapped in DDP.
-            lr: the learning rate before any schedule.
-            channel: carries what the optimizer exchanges; None if the optimizer exchanges nothing.
-        """
-        return self.build(model.parameters(), lr)
-
     def hand_over_momentum(self) -> tuple[Optimizer, float, bool]:
         """Return this optimizer without its momentum, for a compressor that applies momentum itself.
 
@@ -95,43 +84,22 @@ class Optimizer(Options, abc.ABC):
             (the remaining optimizer; the momentum coefficient, in [0, 1); True for Nesterov momentum)
 
         Raises:
-            OptionError: "adam has no momentum to hand over to momentum_correction; use sgd".
+            OptionError: "adam has no momentum to hand over to momentum_correction; use sgd, or add ...".
         """
-        raise OptionError(f"{self.component_name} has no momentum to hand over to momentum_correction; use sgd")
+        raise OptionError(
+            f"{self.component_name} has no momentum to hand over to momentum_correction; use sgd, or add "
+            "momentum_correction=false to the compressor"
+        )
 
     @abc.abstractmethod
-    def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """Build the torch optimizer that updates these parameters.
+    def bind(
+        self, model: nn.Module, lr: float, communicator: CompressedCommunicator | None = None
+    ) -> torch.optim.Optimizer:
+        """Build the torch optimizer of a model's parameters; every rank must call this method.
 
         Args:
-            parameters: the parameters to update.
+            model: the network, not wrapped in DDP; a part of its parameters without their layers, unless the optimizer
+                `needs_network`.
             lr: the learning rate before any schedule.
+            communicator: carries what the optimizer exchanges; None if the optimizer exchanges nothing.
         """
-
-
-@runtime_checkable
-class StepsAlone(Protocol):
-    """A torch optimizer that lets ranks have different parameters between two exchanges."""
-
-    def show_shared(self) -> None:
-        """Set the parameters to those after the last exchange, which are equal on all ranks."""
-
-    def show_own(self) -> None:
-        """Set the parameters to this rank's own, with its steps since the last exchange."""
-
-
-@runtime_checkable
-class KeepsResiduals(Protocol):
-    """A torch optimizer that keeps what its messages leave out."""
-
-    @property
-    def residual_nbytes(self) -> int:
-        """Return the bytes of what this rank has not sent yet."""
-
-
-@runtime_checkable
-class HasPhases(Protocol):
-    """A torch optimizer whose messages depend on the number of steps so far."""
-
-    def go_to(self, step: int) -> None:
-        """Go on as if `step` steps were done, to measure times; the state may not be that of a training."""

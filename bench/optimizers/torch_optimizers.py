@@ -1,15 +1,17 @@
 """Optimizers of torch; the options have torch's meaning and names."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge, Lt
+from torch import nn
 from typing_extensions import Doc, override
 
 from bench.optimizers.base import Optimizer
 from collectives.options import OptionError, Positive, PositiveOrZero
+from gradwire.exchange.communicator import CompressedCommunicator
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -25,11 +27,13 @@ class TorchOptimizer(Optimizer):
     implementation: ClassVar[Mapping[str, bool]] = {"fused": True}  # one pass over memory
 
     @override
-    def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        options: dict[str, Any] = {name: getattr(self, name) for name in self.option_names()}
+    def bind(
+        self, model: nn.Module, lr: float, communicator: CompressedCommunicator | None = None
+    ) -> torch.optim.Optimizer:
+        options = self.option_values()
         if "beta1" in options:
             options["betas"] = options.pop("beta1"), options.pop("beta2")
-        return self.torch_class(parameters, lr=lr, **options, **self.implementation)
+        return self.torch_class(model.parameters(), lr=lr, **options, **self.implementation)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -61,11 +65,7 @@ class Sgd(TorchOptimizer, name="sgd"):
 
     @override
     def hand_over_momentum(self) -> tuple[Optimizer, float, bool]:
-        return (
-            SgdAfterMomentum(**{name: getattr(self, name) for name in self.option_names()}),
-            self.momentum,
-            self.nesterov,
-        )
+        return SgdAfterMomentum(**self.option_values()), self.momentum, self.nesterov
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -79,8 +79,10 @@ class SgdAfterMomentum(Sgd):
     """
 
     @override
-    def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        optimizer = torch.optim.SGD(parameters, lr=lr, fused=True)
+    def bind(
+        self, model: nn.Module, lr: float, communicator: CompressedCommunicator | None = None
+    ) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr, fused=True)
         if self.weight_decay:
             optimizer.register_step_pre_hook(lambda optimizer, *_: self._add_decay(optimizer))
         return optimizer

@@ -25,7 +25,6 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import Doc, override
 
-from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import Batch, BoundStrategy, Setup, Strategy, refuse
@@ -85,7 +84,7 @@ class AsyncServer(Strategy):
         name, method = self.component_name, compressor.component_name
         refuse(
             (
-                spec.short_text(collective) != "server",
+                str(collective) != "server",
                 f"{name} pushes to a server of its own and sums nothing; leave out --collective {config.collective}",
             ),
             (
@@ -125,9 +124,9 @@ class AsyncServer(Strategy):
                 "runs the optimizer; use --strategy ddp",
             ),
             (
-                optimizer.needs_layers,
-                f"{optimizer.component_name} updates layers of each kind in another way, and the server of {name} does "
-                "not know the kinds; use --strategy ddp",
+                optimizer.needs_network,
+                f"{optimizer.component_name} needs the whole network, and the server of {name} has only its "
+                "parameters; use --strategy ddp",
             ),
         )
 
@@ -179,7 +178,7 @@ class ServerParameters:
         ]
         self._gradients = [torch.zeros_like(weight) for weight in self._weights]
         self._reducer = PerLayerReducer(cast(PerLayer, compressor))
-        self._optimizer = optimizer.build(self._weights, lr)
+        self._optimizer = optimizer.bind(nn.ParameterList(self._weights), lr)
         self._world_size = world_size
         self._seed = seed
         self._clip_norm = clip_norm

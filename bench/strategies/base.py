@@ -334,6 +334,12 @@ class BoundStrategy(abc.ABC):
         Every rank must call this method.
         """
 
+    def go_to(self, step: int) -> None:  # noqa: B027 - optional
+        """Go on as if `step` steps were done, to measure times; the state may not be that of a training.
+
+        Every rank must call this method, between two steps.
+        """
+
     def begin_interval(self) -> None:  # noqa: B027 - optional
         """Go on as if the last `interval` had just ended, to measure times; the state may not be that of a training.
 

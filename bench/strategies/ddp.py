@@ -21,7 +21,7 @@ from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.errors import RunFailed
 from bench.datasets.base import Dataset
-from bench.optimizers.base import KeepsResiduals, Optimizer, StepsAlone
+from bench.optimizers.base import Optimizer
 from bench.strategies.base import Batch, BoundStrategy, Exchange, Setup, Strategy, refuse
 from collectives.base import Collective
 from collectives.transport.base import Purpose, Traffic
@@ -34,6 +34,7 @@ from gradwire.exchange.communicator import (
     await_command,
 )
 from gradwire.exchange.report import EncodedLayer, StepReport
+from gradwire.optim.base import BoundOptimizer
 from gradwire.step_guard import Nonfinite, StepGuard, are_finite
 
 WHOLE_MODEL_MB = 2.0**20  # more than any model: all layers go into one bucket
@@ -99,7 +100,7 @@ class Ddp(Strategy):
             return OwnGradients(
                 setup.model,
                 channel,
-                setup.optimizer.bind(setup.model, setup.config.lr, channel),
+                cast(BoundOptimizer, setup.optimizer.bind(setup.model, setup.config.lr, channel)),
                 trigger=setup.config.trigger,
                 nonfinite=setup.config.nonfinite,
             )
@@ -400,13 +401,14 @@ class OwnGradients(Replicas):
         nonfinite: what to do about a non-finite gradient.
     """
 
+    optimizer: BoundOptimizer
     _channel: CompressedCommunicator
 
     def __init__(
         self,
         model: nn.Module,
         channel: CompressedCommunicator,
-        optimizer: torch.optim.Optimizer,
+        optimizer: BoundOptimizer,
         *,
         trigger: Trigger,
         nonfinite: Nonfinite,
@@ -419,15 +421,16 @@ class OwnGradients(Replicas):
     @property
     @override
     def held_bytes(self) -> int | None:
-        of_optimizer = self.optimizer.residual_nbytes if isinstance(self.optimizer, KeepsResiduals) else 0
-        return (super().held_bytes or 0) + of_optimizer
+        return (super().held_bytes or 0) + self.optimizer.residual_nbytes
 
     @override
-    @torch.no_grad()
     def synchronize(self) -> None:
-        if isinstance(self.optimizer, StepsAlone):
-            self.optimizer.show_shared()
+        self.optimizer.show_shared()
         self._is_after_pause = True
+
+    @override
+    def go_to(self, step: int) -> None:
+        self.optimizer.go_to(step)
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -436,9 +439,8 @@ class OwnGradients(Replicas):
 
     @override
     def _compute_gradients(self, batch: Batch) -> StepReport:
-        if self._is_after_pause and isinstance(self.optimizer, StepsAlone):
-            with torch.no_grad():
-                self.optimizer.show_own()
+        if self._is_after_pause:
+            self.optimizer.show_own()
         self._is_after_pause = False
         batch.backward(self.model)
         started = time.perf_counter()

@@ -112,4 +112,4 @@ def method_of(run: Run) -> Method:
 
 def _as_written_now(compressor: str) -> str:
     """Return a compressor's text without the options that its preset sets, which older rows contain."""
-    return spec.short_text(spec.build("compressors", compressor)) if "preset=" in compressor else compressor
+    return str(spec.build("compressors", compressor)) if "preset=" in compressor else compressor

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import datetime
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -231,6 +231,15 @@ def own_transport(device: torch.device, timeout_s: float, group: dist.ProcessGro
         use_local_synchronization=shared != dist.group.WORLD,
     )
     return open_transport(cast(dist.ProcessGroup, own), device, timeout_s)
+
+
+@torch.no_grad()
+def copy_from_first_rank_(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Replace these tensors with those of a group's first rank; every rank of the group must call this function."""
+    for tensor in tensors:
+        first = tensor.contiguous()
+        dist.broadcast(first, group=group, group_src=0)
+        tensor.copy_(first)
 
 
 def await_command(transport: Transport) -> None:

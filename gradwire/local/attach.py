@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -37,7 +36,7 @@ from gradwire.attached import (
     unknown_parameter,
 )
 from gradwire.components import build_components, check_types
-from gradwire.exchange.communicator import own_transport
+from gradwire.exchange.communicator import copy_from_first_rank_, own_transport
 from gradwire.local.exchange import LocalSteps
 from gradwire.local.options import LocalOptions
 from gradwire.step_guard import Nonfinite
@@ -93,11 +92,7 @@ def attach_local(
     check_types(layers, compressor)
     _check(model, optimizers)
     close_earlier_hooks(layers)
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            first = tensor.contiguous()
-            dist.broadcast(first, 0)
-            tensor.copy_(first)
+    copy_from_first_rank_([*model.parameters(), *model.buffers()])
     transport = own_transport(next(model.parameters()).device, timeout_s)
     return LocalHook(model, optimizers, chosen, compressor, collective, transport, seed=seed, nonfinite=nonfinite)
 

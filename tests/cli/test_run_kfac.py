@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.optimizers.kronecker import owned
 from collectives.payloads.bundle import Bundle
+from gradwire.optim.kronecker import owned
 from tests.testing.invoke import invoke, only_run, rows
 
 WORLD_SIZE, STEPS, EVERY = 2, 8, 3

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bench.models.cnn import SmallCnn
-from bench.optimizers.matrices import hidden_layers
 from compressors.layer import layers_of
+from gradwire.optim.matrices import hidden_layers
 from tests.testing.invoke import invoke, only_run, rows
 
 LAYERS = layers_of(SmallCnn().build(10))

@@ -161,9 +161,15 @@ def has_open(process: psutil.Process, part: str) -> bool:
         ([f"placed:by=data,devices={CXL}", "--collective", "native"], "use --collective pool or ring"),
         ([f"placed:devices={CXL}", "--collective", "ring"], "so there are no gradients to sum; leave out"),
         ([f"placed:devices={CXL}", "--compressor", "topk"], "topk would compress nothing"),
-        ([f"placed:devices={CXL}", "--optimizer", "kfac"], "kfac watches whole layers"),
-        ([f"placed:by=data,devices={CXL}", "--optimizer", "kfac:inner=max_adabelief"], "kfac watches whole layers"),
-        ([f"placed:by=data,devices={CXL}", "--optimizer", "zero_one_adam"], "devices have different parameters"),
+        ([f"placed:devices={CXL}", "--optimizer", "kfac"], "kfac needs the whole network"),
+        (
+            [f"placed:by=data,devices={CXL}", "--optimizer", "kfac:inner=max_adabelief"],
+            "kfac needs the whole network",
+        ),
+        (
+            [f"placed:by=data,devices={CXL}", "--optimizer", "zero_one_adam"],
+            "zero_one_adam needs the whole network",
+        ),
         ([f"placed:devices={CXL}", "--straggler", "rank=0,slowdown=2"], "rank 0 is the host, which computes nothing"),
         ([f"placed:by=data,devices={CXL}", "--collective", "server:root=4"], "root=4 is none of the 4 ranks"),
         ([f"placed:devices={CXL},merge=host", "--collective", "ring"], "leave out --collective ring"),

@@ -14,7 +14,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from bench.train import partition
+from bench.train.data import order
 from gradwire import attach
+from tests.testing.invoke import invoke, only_run
 from tests.testing.ranks import run_ranks
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_digits.py"
@@ -61,8 +64,8 @@ def test_the_fsdp_example_trains_under_torchrun() -> None:
     assert 0 < sent < shard / 30
 
 
-def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_digits", SCRIPT)
+def example(name: str = "train_digits") -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, SCRIPT.with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -100,3 +103,36 @@ def both(rank: int, folder: str) -> tuple[torch.Tensor, torch.Tensor]:
 def test_what_its_checkpoint_goes_on_with_is_bit_for_bit_what_would_have_come(tmp_path: Path) -> None:
     for whole, resumed in run_ranks(both, 2, tmp_path, args=(str(tmp_path / "checkpoints"),)):
         assert torch.equal(whole, resumed)
+
+
+def batches_of(rank: int, x: torch.Tensor, y: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the batches of one epoch as `bench run --batch-size 16 --seeds 7` gives them to one of two ranks."""
+    shard = partition.iid(len(y), 2, 7)[rank]
+    indices = order(shard, seed=7, rank=rank, epoch=0)
+    return [(x[batch], y[batch]) for batch in indices[: len(indices) // 16 * 16].split(16)]
+
+
+def trained_by_dion(rank: int) -> dict[str, torch.Tensor]:
+    torch.set_num_threads(1)
+    script = example("train_dion")
+    torch.manual_seed(7 + rank)  # Dion copies the weights of rank 0
+    model = script.network(10)
+    (x, y), _ = script.digits()
+    script.train(model, batches_of(rank, x, y))
+    return model.state_dict()  # type: ignore[no-any-return]
+
+
+@pytest.mark.usefixtures("forked_here")
+def test_dion_in_a_script_is_dion_in_bench_bit_for_bit(tmp_path: Path) -> None:
+    script = SCRIPT.with_name("train_dion.py")
+    assert len(script.read_text(encoding="utf-8").splitlines()) <= 40
+    answer = invoke(
+        "run", "--model", f"{script}:network", "--dataset", f"{script}:digits", "--optimizer", "dion", "--lr", "0.05",
+        "--schedule", "constant", "--batch-size", "16", "--epochs", "1", "--seeds", "7",
+        "--threads", "1", "--device", "cpu", "--save-model", "--out", str(tmp_path / "runs"),
+    )  # fmt: skip
+    assert answer.code == 0, answer.error
+    expected = torch.load(only_run(tmp_path / "runs") / "model.pt", weights_only=True)
+    for weights in run_ranks(trained_by_dion, 2, tmp_path):
+        assert weights.keys() == expected.keys()
+        assert all(torch.equal(weight, expected[name]) for name, weight in weights.items())

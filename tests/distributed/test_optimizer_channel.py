@@ -37,16 +37,15 @@ class WithNorms(Optimizer):
         return True
 
     @override
-    def build(self, parameters: Any, lr: float) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=lr)
-
-    @override
-    def bind(self, model: nn.Module, lr: float, channel: CompressedCommunicator | None = None) -> torch.optim.Optimizer:
-        assert channel is not None
-        optimizer = self.build(model.parameters(), lr)
+    def bind(
+        self, model: nn.Module, lr: float, communicator: CompressedCommunicator | None = None
+    ) -> torch.optim.Optimizer:
+        assert communicator is not None
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
 
         def exchange(*_: object) -> None:
-            channel.combine_([torch.full((4,), float(channel.transport.rank)) for _ in channel.layers], "max")
+            ranks = [torch.full((4,), float(communicator.transport.rank)) for _ in communicator.layers]
+            communicator.combine_(ranks, "max")
 
         optimizer.register_step_pre_hook(exchange)
         return optimizer

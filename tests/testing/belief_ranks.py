@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from bench.core import spec
-from bench.optimizers.adabelief import Belief
 from bench.optimizers.base import Optimizer
 from collectives.base import Collective
 from compressors.base import Compressor
@@ -17,6 +16,7 @@ from compressors.floats import NoCompression
 from compressors.layer import layers_of
 from gradwire.exchange.communicator import CompressedCommunicator
 from gradwire.exchange.reducers import reducer_for
+from gradwire.optim.adabelief import Belief
 from tests.testing.compressor_cases import step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads
 

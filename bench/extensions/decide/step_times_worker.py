@@ -22,7 +22,6 @@ from bench.core.run_folder import RunFolder, append_json_line
 from bench.datasets.base import Dataset
 from bench.extensions.decide.step_times import PRECISION, StepTimesConfig
 from bench.models.base import seeded_network
-from bench.optimizers.base import HasPhases
 from bench.report.statistics import estimate
 from bench.strategies.base import BoundStrategy, Setup
 from bench.train.data import RankData
@@ -81,9 +80,7 @@ class TimedMethod:
         """Make `count` training steps; return the mean duration of a step in seconds, and the bytes sent per step."""
         trainer, recorder = self._trainer, self._recorder
         trainer.step = trainer.own_steps = self._starts[level]
-        optimizer: object = self.strategy.optimizer
-        if isinstance(optimizer, HasPhases):
-            optimizer.go_to(trainer.step)
+        self.strategy.go_to(trainer.step)
         trainer.train_until(trainer.step + 1)  # not timed: another method has just used the processor's caches
         self.strategy.begin_interval()
         sent, trained_s = self._sent_bytes(), recorder.train_time_s

@@ -84,7 +84,7 @@ def recorded(config: CompressorsConfig, model: nn.Module, layers: Sequence[Layer
     """
     parameters = [cast(nn.Parameter, layer.weight) for layer in layers]
     device, num_steps = parameters[0].device, STEPS_BEFORE + count
-    optimizer = Sgd().build(parameters, Sgd.default_lr)
+    optimizer = Sgd().bind(nn.ParameterList(parameters), Sgd.default_lr)
     dataset = cast(Dataset, spec.build("datasets", config.dataset))
     size = min(num_steps * BATCH_SIZE, dataset.resolve_sizes(None, None)[0])
     train, _ = dataset.load(Path(config.data_dir), seed=config.seed, train_size=size, test_size=1)

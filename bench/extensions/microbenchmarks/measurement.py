@@ -136,7 +136,7 @@ def _legal_pairs(
 
 
 def _built(kind: str, texts: Sequence[str]) -> dict[str, Any]:
-    return {spec.short_text(component): component for component in (spec.build(kind, text) for text in texts)}
+    return {str(component): component for component in (spec.build(kind, text) for text in texts)}
 
 
 # Encoding: `bench compressors`.
@@ -165,8 +165,8 @@ def check_encoding(options: CompressorsConfig) -> CompressorsConfig:
     return dataclasses.replace(
         options,
         compressors=",".join(names),
-        model=spec.short_text(spec.build("models", options.model)),
-        dataset=spec.short_text(spec.build("datasets", options.dataset)),
+        model=str(spec.build("models", options.model)),
+        dataset=str(spec.build("datasets", options.dataset)),
         data_dir=str(Path(options.data_dir).absolute()),
     )
 

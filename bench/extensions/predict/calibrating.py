@@ -41,7 +41,7 @@ def cannot_be_calibrated(compressor: Compressor) -> str | None:
     """Return a sentence that says why a compressor's work cannot be measured on one rank; None if it can."""
     from compressors.base import DdpHook, MultiRound
 
-    text = spec.short_text(compressor)
+    text = str(compressor)
     obstacles = (
         (isinstance(compressor, DdpHook), "works through DDP's own hook, which cannot be timed alone; leave it out"),
         (
@@ -116,9 +116,7 @@ def resolve(options: CalibrateConfig) -> CalibrateConfig:
         options,
         **{name: getattr(run, name) for name in _OF_A_RUN},
         device="cpu",
-        compressors=",".join(
-            spec.short_text(spec.build("compressors", text)) for text in spec.split_list(options.compressors)
-        ),
+        compressors=",".join(str(spec.build("compressors", text)) for text in spec.split_list(options.compressors)),
     )
 
 

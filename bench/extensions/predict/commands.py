@@ -258,7 +258,7 @@ def _known(options: PredictConfig, path: Path | None) -> Calibration:
     known = Calibration.read(path or CALIBRATION)
     measured = {name: getattr(known, name) for name in ("model", "dataset", "batch_size")}
     wanted = measured | {
-        name: spec.short_text(spec.build(kind, text))
+        name: str(spec.build(kind, text))
         for name, kind in (("model", "models"), ("dataset", "datasets"))
         if (text := getattr(options, name)) is not None
     }

@@ -110,8 +110,8 @@ def estimated(config: PredictConfig) -> EstimatedCalibration:
         cores=environment.usable_cores(),
         torch_version=environment.version_of("torch"),
         kernels=environment.kernels(),
-        model=spec.short_text(model),
-        dataset=spec.short_text(dataset),
+        model=str(model),
+        dataset=str(dataset),
         optimizer="sgd",
         batch_size=config.batch_size or BATCH_SIZE,
         threads=1,
@@ -129,7 +129,7 @@ def estimated(config: PredictConfig) -> EstimatedCalibration:
             for at, bucket in zip(ready_s, buckets, strict=True)
         ),
         encoded={
-            spec.short_text(compressor): _encoded(compressor, buckets)
+            str(compressor): _encoded(compressor, buckets)
             for compressor in (cast(Compressor, spec.build("compressors", name)) for name in dict.fromkeys(names))
         },
         crowds=(

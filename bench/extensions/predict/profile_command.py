@@ -58,7 +58,7 @@ def profile(
     with tempfile.TemporaryDirectory(prefix="bench-profile-") as name:
         record(script, given, Path(name), world_size=world_size, warmup=warmup_steps, steps=steps)
         print(f"recorded {steps} steps and ended {script}", file=sys.stderr)
-        found = profile_of(Path(name), script, given, [*dict.fromkeys(["none", *map(spec.short_text, wanted)])], _tell)
+        found = profile_of(Path(name), script, given, [*dict.fromkeys(["none", *map(str, wanted)])], _tell)
     found.write(out)
     buckets = ", ".join(
         f"{format_bytes(4 * sum(bucket.numels))} after {format_seconds(bucket.ready_s)}" for bucket in found.buckets

@@ -102,7 +102,7 @@ def pairs(request: PredictionRequest, compressors: Iterable[str]) -> Iterator[Pr
     """
     strategy, names = spec.build("strategies", request.strategy), [*registry.entries("collectives")]
     if 1 < request.ranks_per_host < request.world_size:
-        names.append(spec.short_text(spec.build("collectives", f"hierarchical:group_size={request.ranks_per_host}")))
+        names.append(str(spec.build("collectives", f"hierarchical:group_size={request.ranks_per_host}")))
     for name in dict.fromkeys(names):
         collective = cast(Collective, spec.build("collectives", name))
         if (

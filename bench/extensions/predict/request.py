@@ -224,7 +224,7 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
             "constant one"
         )
     compressor = cast(Compressor, spec.build("compressors", request.compressor))
-    text = spec.short_text(compressor)
+    text = str(compressor)
     if text not in calibration.encoded:
         raise UsageError(
             cannot_be_calibrated(compressor)
@@ -250,9 +250,7 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
                 device="cpu",
             )
             strategy.check_compatible(options, compressor, legal, optimizer)
-    return dataclasses.replace(
-        request, compressor=text, collective=spec.short_text(legal), strategy=spec.short_text(strategy)
-    )
+    return dataclasses.replace(request, compressor=text, collective=str(legal), strategy=str(strategy))
 
 
 def check_predictable(collective: Collective) -> None:

@@ -124,7 +124,7 @@ class Placed(Strategy):
                 f"rank {HOST_RANK} is the host, which computes nothing; name a device's rank with --straggler",
             ),
             (
-                config.replicas == 1 and spec.short_text(collective) != "pool",
+                config.replicas == 1 and str(collective) != "pool",
                 "there is only one replica, so there are no gradients to sum; leave out --collective "
                 f"{config.collective}",
             ),
@@ -133,7 +133,7 @@ class Placed(Strategy):
                 f"{name} sums through memory, which no backend's own all-reduce does; use --collective pool or ring",
             ),
             (
-                self.merge == "host" and spec.short_text(collective) != "pool",
+                self.merge == "host" and str(collective) != "pool",
                 f"{name}:merge=host adds at the host, without a collective; leave out --collective {config.collective}",
             ),
             (
@@ -154,18 +154,8 @@ class Placed(Strategy):
                 "by=data, or by=both with several pools",
             ),
             (
-                optimizer.watches_layers,
-                f"{optimizer.component_name} watches whole layers, which {name} splits up; use --strategy ddp",
-            ),
-            (
-                optimizer.needs_layers,
-                f"{optimizer.component_name} updates layers of each kind in another way, and the devices of {name} do "
-                "not know the kinds; use --strategy ddp",
-            ),
-            (
-                optimizer.steps_alone,
-                f"with {optimizer.component_name} devices have different parameters, and {name} evaluates one set; use "
-                "--strategy ddp",
+                optimizer.needs_network,
+                f"{optimizer.component_name} needs the whole network, which {name} splits up; use --strategy ddp",
             ),
         )
 

@@ -6,7 +6,6 @@ Source: Chen et al. 2023 (Lion, arXiv:2302.06675), algorithm 2.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Annotated, Any
 
 import torch
@@ -14,6 +13,7 @@ from annotated_types import Ge, Lt
 from typing_extensions import Doc
 
 from bench.optimizers.base import Optimizer
+from gradwire.exchange.communicator import CompressedCommunicator
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -25,9 +25,11 @@ class SignMomentum(Optimizer):
     beta1: Annotated[float, Ge(0), Lt(1), Doc("share of the momentum in the step")] = 0.9
     beta2: Annotated[float, Ge(0), Lt(1), Doc("share of the momentum that is kept")] = 0.99
 
-    def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """Return the optimizer over these parameters."""
-        return _Lion(parameters, {"lr": lr, "beta1": self.beta1, "beta2": self.beta2})
+    def bind(
+        self, model: torch.nn.Module, lr: float, communicator: CompressedCommunicator | None = None
+    ) -> torch.optim.Optimizer:
+        """Return the optimizer over this model's parameters."""
+        return _Lion(model.parameters(), {"lr": lr, "beta1": self.beta1, "beta2": self.beta2})
 
 
 class _Lion(torch.optim.Optimizer):

@@ -176,7 +176,7 @@ def hash_of(path: Path) -> str:
 
 def test_parameters_of_the_function_are_options_and_the_hash_is_part_of_the_text(files: Path) -> None:
     model = spec.build("models", f"{files}/net.py:build:width=5,kind=tanh")
-    assert spec.short_text(model) == f"{files}/net.py:build:hash={hash_of(files / 'net.py')},kind=tanh,width=5"
+    assert str(model) == f"{files}/net.py:build:hash={hash_of(files / 'net.py')},kind=tanh,width=5"
     assert spec.full_text(model).endswith(",kind=tanh,scale=1,width=5")
     network = model.build(3)
     assert network(torch.zeros(2, 2, 3)).shape == (2, 3)

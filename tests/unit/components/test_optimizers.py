@@ -20,7 +20,7 @@ def build(text: str) -> Optimizer:
 def stepped(text: str, gradients: list[float], lr: float) -> float:
     """Return a weight that starts at 1 after these gradients."""
     weight = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
-    optimizer = build(text).build([weight], lr)
+    optimizer = build(text).bind(torch.nn.ParameterList([weight]), lr)
     for gradient in gradients:
         weight.grad = torch.full_like(weight, gradient)
         optimizer.step()
@@ -83,11 +83,15 @@ def test_adagrad_and_rmsprop_follow_their_formulas(text: str, expected: float) -
 @pytest.mark.parametrize("name", registry.entries("optimizers"))
 def test_every_optimizer_moves_all_parameters_from_its_default_rate(name: str) -> None:
     optimizer = build(name)
-    parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
-    for parameter in parameters:
-        parameter.grad = torch.ones(3)
-    optimizer.build(parameters, optimizer.default_lr).step()
-    assert all((parameter < 1).all() for parameter in parameters)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    for parameter in model.parameters():
+        torch.nn.init.ones_(parameter)
+    bound, x = optimizer.bind(model, optimizer.default_lr), torch.rand(8, 3, generator=torch.Generator().manual_seed(1))
+    loss = model(x).sum()
+    loss.backward()
+    bound.step()
+    assert all((parameter != 1).all() for parameter in model.parameters())
+    assert model(x).sum() < loss
     assert 0 < optimizer.default_lr < 1
 
 
@@ -98,7 +102,9 @@ def test_sgd_hands_its_momentum_over_and_goes_on_as_before(nesterov: bool) -> No
     remaining, *momentum = whole.hand_over_momentum()
     assert momentum == [0.8, nesterov]
     before, after = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
-    optimizers = [whole.build([before], 0.1), remaining.build([after], 0.1)]
+    optimizers = [
+        each.bind(torch.nn.ParameterList([weight]), 0.1) for each, weight in ((whole, before), (remaining, after))
+    ]
     velocity = torch.zeros(2)
     for index in range(50):
         gradient = torch.tensor([0.0, float(index % 3)])
@@ -112,7 +118,7 @@ def test_sgd_hands_its_momentum_over_and_goes_on_as_before(nesterov: bool) -> No
 
 @pytest.mark.parametrize("name", sorted(set(registry.entries("optimizers")) - {"sgd"}))
 def test_optimizers_without_momentum_refuse_to_hand_it_over(name: str) -> None:
-    with pytest.raises(OptionError, match=r"has no momentum to hand over|cannot hand it over"):
+    with pytest.raises(OptionError, match="has no momentum to hand over"):
         build(name).hand_over_momentum()
 
 

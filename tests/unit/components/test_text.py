@@ -146,7 +146,7 @@ def test_the_library_is_its_source_without_tests() -> None:
 def test_the_hash_is_part_of_the_text_and_follows_names_and_contents(folder: Path) -> None:
     dataset = build(f"text:path={folder}")
     assert len(dataset.hash) == 12
-    assert f"hash={dataset.hash}" in spec.short_text(dataset)
+    assert f"hash={dataset.hash}" in str(dataset)
     assert spec.full_text(build(spec.full_text(dataset))) == spec.full_text(dataset)
     first = folder / "0.txt"
     first.write_text("B" * 100)

@@ -135,10 +135,10 @@ def test_weights_are_drawn_as_for_gpt_2() -> None:
 def test_presets_change_defaults_and_nothing_that_is_given() -> None:
     nano = spec.build("models", "gpt:preset=nanogpt")
     assert (nano.layers, nano.width, nano.heads, nano.context) == (6, 384, 6, 256)
-    assert spec.short_text(nano) == "gpt:preset=nanogpt"
+    assert str(nano) == "gpt:preset=nanogpt"
     other = spec.build("models", "gpt:preset=nanogpt,context=64")
     assert (other.layers, other.context) == (6, 64)
-    assert spec.short_text(other) == "gpt:context=64,preset=nanogpt"
+    assert str(other) == "gpt:context=64,preset=nanogpt"
     for model in (nano, other):
         assert spec.full_text(spec.build("models", spec.full_text(model))) == spec.full_text(model)
     with torch.device("meta"):

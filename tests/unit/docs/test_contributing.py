@@ -85,7 +85,7 @@ def test_it_is_written_in_the_common_style(example: type[Compressor]) -> None:
 
 def test_its_options_are_checked_and_described(example: type[Compressor]) -> None:
     built = spec.build("compressors", "round_robin:slices=50,skip=norm")
-    assert spec.short_text(built) == "round_robin:skip=norm,slices=50"
+    assert str(built) == "round_robin:skip=norm,slices=50"
     assert {"slices", "error_feedback", "min_numel", "skip", "dense_ends"} == set(example.option_names())
     with pytest.raises(UsageError, match=r"did you mean 'slices'"):
         spec.build("compressors", "round_robin:slice=50")

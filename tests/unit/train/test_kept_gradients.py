@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from bench.core import spec
-from bench.optimizers.torch_optimizers import Sgd
 from bench.strategies.base import Batch
 from bench.strategies.ddp import OwnGradients
 from collectives.allreduce import Ring
@@ -18,22 +17,23 @@ from compressors.layer import layers_of
 from gradwire.exchange.communicator import CompressedCommunicator, Trigger
 from gradwire.exchange.reducers import reducer_for
 from gradwire.exchange.report import StepReport
+from gradwire.optim.base import BoundOptimizer
 from gradwire.step_guard import Nonfinite
 from tests.testing.compressor_cases import step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads
 
 
-class Averaging(torch.optim.Optimizer):
+class Averaging(BoundOptimizer):
     """An optimizer that averages every gradient over the ranks in its step."""
 
     def __init__(self, model: nn.Module, channel: CompressedCommunicator) -> None:
         super().__init__(model.parameters(), {"lr": 1.0})
         self._channel = channel
 
-    def step(self) -> None:  # type: ignore[override]
+    def update(self) -> None:
         parameters = self.param_groups[0]["params"]
         self._channel.mean_([parameter.grad for parameter in parameters])
-        Sgd(momentum=0).build(parameters, self.param_groups[0]["lr"]).step()
+        torch.optim.SGD(parameters, self.param_groups[0]["lr"]).step()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

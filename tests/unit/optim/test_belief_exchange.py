@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from bench.optimizers.adabelief import MaxAdaBelief
+from bench.optimizers.gradwire_optimizers import UseMaxAdaBelief
 from compressors.topk import TopK
 from tests.testing.belief_ranks import SHAPES, Rank, Tensors, noisy, set_gradients, trained
 from tests.testing.memory_transport import MemoryTransport, run_threads
@@ -16,7 +16,7 @@ from tests.testing.memory_transport import MemoryTransport, run_threads
 @pytest.mark.parametrize("reduce", ["mean", "s_max", "sum"])
 def test_maxima_never_fall(reduce: str) -> None:
     def train(transport: MemoryTransport) -> None:
-        rank = Rank(transport, MaxAdaBelief(reduce=reduce))  # type: ignore[arg-type]
+        rank = Rank(transport, UseMaxAdaBelief(reduce=reduce))  # type: ignore[arg-type]
         own = []
         for _ in rank.train(noisy, 50):
             own.append(rank.state("maximum"))
@@ -30,7 +30,7 @@ def test_maxima_never_fall(reduce: str) -> None:
 
 def test_the_larger_of_two_variances_falls_again() -> None:
     def train(transport: MemoryTransport) -> None:
-        rank = Rank(transport, MaxAdaBelief(max_of="previous", beta2=0.9))
+        rank = Rank(transport, UseMaxAdaBelief(max_of="previous", beta2=0.9))
         for _ in rank.train(noisy, 50):
             pass
         assert any(bool((after[0] < before[0]).any()) for before, after in itertools.pairwise(rank.maxima))
@@ -41,7 +41,7 @@ def test_the_larger_of_two_variances_falls_again() -> None:
 @pytest.mark.parametrize(("max_over", "falls"), [("raw", True), ("corrected", False)])
 def test_only_the_corrected_maximum_makes_a_divisor_that_never_falls(max_over: str, falls: bool) -> None:
     def train(transport: MemoryTransport) -> None:
-        rank = Rank(transport, MaxAdaBelief(max_over=max_over))  # type: ignore[arg-type]
+        rank = Rank(transport, UseMaxAdaBelief(max_over=max_over))  # type: ignore[arg-type]
         for _ in rank.train(noisy, 100):
             pass
         corrections = [1.0 if max_over == "corrected" else 1 - 0.999**t for t in range(1, 101)]
@@ -55,7 +55,7 @@ def test_a_merged_maximum_is_equal_on_all_ranks_and_a_local_one_is_not() -> None
     for recursion, count in (("local", 3), ("merged", 1)):
 
         def train(transport: MemoryTransport, recursion: str = recursion) -> bytes:
-            rank = Rank(transport, MaxAdaBelief(recursion=recursion))  # type: ignore[arg-type]
+            rank = Rank(transport, UseMaxAdaBelief(recursion=recursion))  # type: ignore[arg-type]
             for _ in rank.train(noisy, 5):
                 pass
             return rank.state("maximum")[0].numpy().tobytes()
@@ -70,7 +70,7 @@ def test_what_is_exchanged_beside_the_averaged_gradient() -> None:
         return [torch.stack(parts).mean(0) for parts in zip(*(noisy(other, step) for other in range(3)), strict=True)]
 
     def train(transport: MemoryTransport) -> None:
-        ranks = [Rank(transport, MaxAdaBelief(eps_mode="outside"), torch.float64) for _ in range(2)]
+        ranks = [Rank(transport, UseMaxAdaBelief(eps_mode="outside"), torch.float64) for _ in range(2)]
         for rank, gradient_of in zip(ranks, (noisy, averaged), strict=True):
             rank.in_float64()
             for _ in rank.train(gradient_of, 30):
@@ -91,8 +91,8 @@ def test_ranks_with_equal_data_are_one_rank(n: int) -> None:
     def same(rank: int, step: int) -> Tensors:
         return noisy(0, step)
 
-    (alone,) = trained(lambda transport: Rank(transport, MaxAdaBelief()), same, 20, 1)
-    for history in trained(lambda transport: Rank(transport, MaxAdaBelief()), same, 20, n):
+    (alone,) = trained(lambda transport: Rank(transport, UseMaxAdaBelief()), same, 20, 1)
+    for history in trained(lambda transport: Rank(transport, UseMaxAdaBelief()), same, 20, n):
         for ours, theirs in zip(history, alone, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
@@ -100,9 +100,9 @@ def test_ranks_with_equal_data_are_one_rank(n: int) -> None:
 def test_means_are_compressed_with_error_feedback_and_maxima_are_not() -> None:
     def train(transport: MemoryTransport) -> list[Tensors]:
         compressor = TopK(ratio=0.1, value_dtype="fp32")
-        rank = Rank(transport, MaxAdaBelief(), compressor=compressor, collective="allgather")
+        rank = Rank(transport, UseMaxAdaBelief(), compressor=compressor, collective="allgather")
         history = list(rank.train(noisy, 12))
-        whole = Rank(transport, MaxAdaBelief(), collective="allgather")
+        whole = Rank(transport, UseMaxAdaBelief(), collective="allgather")
         for _ in whole.train(noisy, 12):
             pass
         for ours, theirs in zip(rank.maxima, whole.maxima, strict=True):
@@ -123,7 +123,7 @@ def test_a_parameter_without_gradient_takes_part_with_zeros() -> None:
     def train(transport: MemoryTransport) -> tuple[Tensors, Tensors]:
         results = []
         for absent in (None, torch.zeros(())):
-            rank = Rank(transport, MaxAdaBelief())
+            rank = Rank(transport, UseMaxAdaBelief())
             for _ in rank.train(noisy, 3):
                 pass
             set_gradients(rank.model, noisy(transport.rank, 3))

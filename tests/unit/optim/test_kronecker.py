@@ -11,8 +11,6 @@ import torch
 from torch import nn
 
 from bench.core import spec
-from bench.optimizers.kfac import kl_scale, preconditioned, predicted_change
-from bench.optimizers.kronecker import KroneckerLayer, MomentCapture, MomentExchange, kronecker_layers, owned
 from collectives.base import Collective
 from collectives.payloads.bundle import Bundle
 from collectives.payloads.symmetric import MatrixForm, cholesky
@@ -21,6 +19,8 @@ from compressors.floats import NoCompression
 from gradwire.exchange.communicator import CompressedCommunicator
 from gradwire.exchange.reducers import reducer_for
 from gradwire.exchange.report import StepReport
+from gradwire.optim.kfac import kl_scale, preconditioned, predicted_change
+from gradwire.optim.kronecker import KroneckerLayer, MomentCapture, MomentExchange, kronecker_layers, owned
 from tests.testing.compressor_cases import layers_of_shapes
 from tests.testing.memory_transport import MemoryTransport, run_threads
 

@@ -6,24 +6,24 @@ et al., "The Polar Express" (2025), with the numbers of microsoft/dion on GitHub
 Differs: a convolution is one matrix [out, in * kernel]; products are in fp32 on CPUs, where bf16 is slow.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+import torch.distributed as dist
 from typing_extensions import Doc, override
 
-from bench.optimizers.matrices import MatrixOptimizer, MatrixSteps, as_matrix, weight_of
 from collectives.options import Count
 from collectives.transport.messages import broadcast_wire_
-from compressors.layer import Layer
 from gradwire.exchange.communicator import CompressedCommunicator
+from gradwire.optim.base import Trained
+from gradwire.optim.matrices import MatrixOptimizer, MatrixOptions, descend_, rows_of, weight_of
 
 Coefficients = Literal["quintic", "polar_express"]
+MatrixScale = Literal["original", "match_rms_adamw", "spectral"]
 
 # Coefficients (a, b, c) of the first iterations; all later ones use the last. A singular value s becomes
 # a s + b s^3 + c s^5.
@@ -39,7 +39,7 @@ _ITERATIONS: dict[Coefficients, Sequence[tuple[float, float, float]]] = {
 }
 # The norm is divided by this as well, because the polynomials of Polar Express must not get values above 1 / 1.02.
 _MARGINS: dict[Coefficients, float] = {"quintic": 1.0, "polar_express": 1.02}
-_SCALES: dict[str, Callable[[int, int], float]] = {
+_SCALES: dict[MatrixScale, Callable[[int, int], float]] = {
     "original": lambda out, rest: math.sqrt(max(1.0, out / rest)),
     "match_rms_adamw": lambda out, rest: 0.2 * math.sqrt(max(out, rest)),
     "spectral": lambda out, rest: math.sqrt(out / rest),
@@ -65,8 +65,45 @@ def orthogonalised(matrix: torch.Tensor, iterations: int, coefficients: Coeffici
     return x.T if matrix.shape[0] > matrix.shape[1] else x
 
 
+@torch.no_grad()
+def muon_update(
+    X: torch.Tensor,
+    G: torch.Tensor,
+    M: torch.Tensor,
+    lr: float,
+    mu: float,
+    *,
+    weight_decay: float = 0.0,
+    nesterov: bool = True,
+    scale: MatrixScale = "original",
+    newton_schulz: int = 5,
+    coefficients: Coefficients = "quintic",
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Update one matrix: M = mu M + (1 - mu) G; X -= lr scale(out, rest) U V^T, where about U S V^T = M.
+
+    Args:
+        X: the weight, [out, ...], updated in place; its rows are those of the matrix [out, rest].
+        G: its gradient, [out, ...].
+        M: its momentum, [out, rest], updated in place.
+        lr: the learning rate.
+        mu: share of the momentum that a step keeps.
+        weight_decay: share of X removed per step, times lr.
+        nesterov: orthogonalise mu M + (1 - mu) G instead of M.
+        scale: factor of lr for the shape; see `MuonOptions`.
+        newton_schulz: number of iterations.
+        coefficients: the polynomial of each iteration.
+        dtype: dtype of the iterations.
+    """
+    G = G.flatten(1)
+    M.lerp_(G, 1 - mu)
+    direction = G.lerp(M, mu) if nesterov else M
+    update = orthogonalised(direction.to(dtype), newton_schulz, coefficients)
+    descend_(X, update, lr, _SCALES[scale](*update.shape), weight_decay)
+
+
 @dataclasses.dataclass(kw_only=True)
-class Muon(MatrixOptimizer):
+class MuonOptions(MatrixOptions, name="muon"):
     """Update hidden matrices by Muon, and embeddings, the output layer and vectors by AdamW.
 
     Hidden matrices are the weights of linear layers, convolutions and attention, except the output layer: the last
@@ -79,11 +116,9 @@ class Muon(MatrixOptimizer):
     matrices in every step (column state_bytes_per_step).
     """
 
-    default_lr: ClassVar[float] = 0.02
-
     nesterov: Annotated[bool, Doc("look ahead along the momentum before orthogonalising")] = True
     scale: Annotated[
-        Literal["original", "match_rms_adamw", "spectral"],
+        MatrixScale,
         Doc(
             "factor of lr for a matrix [m, n]: sqrt(max(1, m / n)), 0.2 sqrt(max(m, n)) (takes AdamW's lr), or "
             "sqrt(m / n)"
@@ -98,76 +133,85 @@ class Muon(MatrixOptimizer):
         False
     )
 
-    @property
-    @override
-    def exchanges(self) -> bool:
-        return self.shard
 
-    @override
-    def steps(
-        self, layers: Sequence[Layer], hidden: Sequence[Layer], lr: float, channel: CompressedCommunicator | None
-    ) -> MuonSteps:
-        return MuonSteps(self, layers, hidden, lr, channel)
+class Muon(MatrixOptimizer):
+    """Muon for hidden matrices, AdamW for all other parameters; gradients must be averaged over ranks already.
 
-
-class MuonSteps(MatrixSteps):
-    """Run Muon as a torch optimizer.
-
-    The momentum is kept for all matrices on every rank, so that a run can resume with another number of ranks.
+    The state of a matrix is its momentum [out, rest], in the weight's dtype. It is kept on every rank, so that a run
+    can resume with another number of ranks.
 
     Args:
-        options, layers, hidden, lr: as for `MatrixSteps`.
-        channel: connects the ranks that share the work; None if this rank updates all matrices.
+        model: the network; or only its parameters, of which those with two or more dimensions are hidden matrices.
+        lr: the learning rate of matrices, before any schedule.
+        group: with shard=True, the process group of the ranks that divide the work; None for the default group.
+        timeout_s: longest wait for any one message, in seconds.
+        communicator: connects these ranks in place of a group; the caller closes it.
+        options: `MuonOptions`.
+
+    Raises:
+        OptionError: an option is unknown or out of range, or the model has no hidden matrices.
     """
 
-    _options: Muon
+    _options: MuonOptions
 
     def __init__(
         self,
-        options: Muon,
-        layers: Sequence[Layer],
-        hidden: Sequence[Layer],
-        lr: float,
-        channel: CompressedCommunicator | None,
+        model: Trained,
+        lr: float = MuonOptions.default_lr,
+        *,
+        group: dist.ProcessGroup | None = None,
+        timeout_s: float = 300.0,
+        communicator: CompressedCommunicator | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(options, layers, hidden, lr)
-        self._channel = channel
-        self._rank, self._ranks = (channel.transport.rank, channel.transport.world_size) if channel else (0, 1)
-        for weight, layer in ((weight_of(layer), layer) for layer in self._hidden):
-            self.state[weight]["momentum"] = torch.zeros_like(as_matrix(weight, layer))
+        chosen = MuonOptions.from_text(options)
+        super().__init__(model, lr, chosen)
+        if chosen.shard:
+            self.communicator = communicator or self.open_communicator(self.network, "none", "native", group, timeout_s)
 
     @override
-    def _update_matrices(self, lr: float) -> None:
-        options = self._options
-        for index, layer in enumerate(self._hidden):
+    def update_matrices(self, lr: float) -> None:
+        options, ranks = self._options, self.communicator.transport if self.communicator else None
+        rank, world_size = (ranks.rank, ranks.world_size) if ranks else (0, 1)
+        for index, layer in enumerate(self.hidden):
             weight = weight_of(layer)
             if weight.grad is None:
                 continue
-            gradient = as_matrix(weight.grad, layer)
-            momentum = self.state[weight]["momentum"].lerp_(gradient, 1 - options.momentum)
-            if index % self._ranks == self._rank:
-                direction = gradient.lerp(momentum, options.momentum) if options.nesterov else momentum
-                update = orthogonalised(
-                    direction.to(self._dtype(direction)), options.newton_schulz, options.coefficients
-                )
-                self._descend(layer, update, lr, _SCALES[options.scale](*update.shape))
-        if self._channel is not None:
-            self._share(self._channel)
+            X, G, M = rows_of(weight, layer), rows_of(weight.grad, layer), self.state[weight]["momentum"]
+            if index % world_size != rank:
+                M.lerp_(G.flatten(1), 1 - options.momentum)
+                continue
+            muon_update(
+                X,
+                G,
+                M,
+                lr,
+                options.momentum,
+                weight_decay=options.weight_decay,
+                nesterov=options.nesterov,
+                scale=options.scale,
+                newton_schulz=options.newton_schulz,
+                coefficients=options.coefficients,
+                dtype=self._dtype(M),
+            )
+        if self.communicator is not None:
+            self._share(self.communicator)
 
-    def _dtype(self, direction: torch.Tensor) -> torch.dtype:
+    def _dtype(self, momentum: torch.Tensor) -> torch.dtype:
         precision = self._options.precision
-        if precision == "bf16" or (precision == "auto" and direction.is_cuda):
+        if precision == "bf16" or (precision == "auto" and momentum.is_cuda):
             return torch.bfloat16
-        return torch.promote_types(direction.dtype, torch.float32)
+        return torch.promote_types(momentum.dtype, torch.float32)
 
-    def _share(self, channel: CompressedCommunicator) -> None:
+    def _share(self, communicator: CompressedCommunicator) -> None:
         """Give every rank the matrices that other ranks have updated."""
-        with channel.exchanging(), channel.transport.counted_as("state"):
-            for owner in range(self._ranks):
-                weights = [weight_of(layer) for layer in self._hidden[owner :: self._ranks]]
+        transport = communicator.transport
+        with communicator.exchanging(), transport.counted_as("state"):
+            for owner in range(transport.world_size):
+                weights = [weight_of(layer) for layer in self.hidden[owner :: transport.world_size]]
                 if not weights:
                     continue
                 flat = torch.cat([weight.flatten() for weight in weights])
-                broadcast_wire_(channel.transport, flat, owner)
+                broadcast_wire_(transport, flat, owner)
                 for weight, part in zip(weights, flat.split([weight.numel() for weight in weights]), strict=True):
                     weight.copy_(part.view_as(weight))

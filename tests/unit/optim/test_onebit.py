@@ -10,9 +10,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from bench.optimizers.base import HasPhases
-from bench.optimizers.onebit import OneBitAdam, OneBitOptimizer, OneBitOptions, ZeroOneAdam
+from bench.optimizers.base import Optimizer
+from bench.optimizers.gradwire_optimizers import UseOneBitAdam, UseZeroOneAdam
 from collectives.payloads import Bundle, Codes
+from gradwire.optim.onebit import OneBitAdam, OneBitAdamOptions, OneBitOptimizer
+from gradwire.optim.zero_one import ZeroOneAdamOptions
 from tests.testing.belief_ranks import LR, Network, Rank, Tensors, noisy
 from tests.testing.memory_transport import MemoryTransport, run_threads
 
@@ -61,7 +63,7 @@ def exact(xs: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(list(xs)).mean(0)
 
 
-def plain_onebit_adam(options: OneBitAdam, mean_of: Mean, num_ranks: int) -> Iterator[torch.Tensor]:
+def plain_onebit_adam(options: OneBitAdamOptions, mean_of: Mean, num_ranks: int) -> Iterator[torch.Tensor]:
     """Yield the weights after each step of the published method, without bias correction."""
     x = flat(list(Network().parameters()))
     m, v = torch.zeros_like(x), torch.zeros_like(x)
@@ -76,7 +78,9 @@ def plain_onebit_adam(options: OneBitAdam, mean_of: Mean, num_ranks: int) -> Ite
         yield x
 
 
-def plain_zero_one_adam(options: ZeroOneAdam, mean_of: Mean, again: Mean, num_ranks: int) -> Iterator[torch.Tensor]:
+def plain_zero_one_adam(
+    options: ZeroOneAdamOptions, mean_of: Mean, again: Mean, num_ranks: int
+) -> Iterator[torch.Tensor]:
     """Yield the mean over ranks of the weights; `again` are the bits of the second phase, without old residuals."""
     x = flat(list(Network().parameters()))
     m, v = torch.zeros_like(x), torch.zeros_like(x)
@@ -116,7 +120,7 @@ def with_exact_means(rank: Rank) -> Rank:
     return rank
 
 
-def histories(options: OneBitOptions, steps: int, num_ranks: int, *, is_exact: bool = False) -> list[list[Tensors]]:
+def histories(options: Optimizer, steps: int, num_ranks: int, *, is_exact: bool = False) -> list[list[Tensors]]:
     def train(transport: MemoryTransport) -> list[Tensors]:
         rank = Rank(transport, options)
         return list((with_exact_means(rank) if is_exact else rank).train(noisy, steps))
@@ -131,22 +135,22 @@ def check_close(ours: list[list[Tensors]], expected: Iterator[torch.Tensor]) -> 
 
 
 def test_a_warm_up_of_all_steps_is_adam_without_bias_correction() -> None:
-    options = OneBitAdam(warmup_steps=100, weight_decay=0.1)
+    options = UseOneBitAdam(warmup_steps=100, weight_decay=0.1)
     check_close(histories(options, 100, 2), plain_onebit_adam(options, exact, 2))
 
 
 @pytest.mark.parametrize("scale", ["l1", "l2"])
 def test_100_steps_of_onebit_adam_are_those_of_a_plain_process(scale: Any) -> None:
-    options = OneBitAdam(warmup_steps=20, weight_decay=0.1, scale=scale)
+    options = UseOneBitAdam(warmup_steps=20, weight_decay=0.1, scale=scale)
     check_close(histories(options, 100, 3), plain_onebit_adam(options, PlainMean(3, scale), 3))
 
 
 def test_with_exact_means_onebit_adam_is_preconditioned_momentum() -> None:
-    options = OneBitAdam(warmup_steps=20)
+    options = UseOneBitAdam(warmup_steps=20)
     check_close(histories(options, 100, 3, is_exact=True), plain_onebit_adam(options, exact, 3))
 
 
-ZERO_ONE = ZeroOneAdam(
+ZERO_ONE = UseZeroOneAdam(
     var_freeze_step=40, var_update_scaler=4, local_step_scaler=16, local_step_clipper=4, weight_decay=0.1
 )
 
@@ -171,7 +175,7 @@ def test_with_exact_means_and_equal_gradients_many_ranks_are_one() -> None:
 @pytest.mark.parametrize("num_ranks", [1, 3, *(pytest.param(more, marks=pytest.mark.long) for more in (2, 5))])
 def test_residuals_hold_what_was_not_sent(num_ranks: int, scale: Any) -> None:
     def train(transport: MemoryTransport) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        optimizer = cast(OneBitOptimizer, Rank(transport, OneBitAdam(scale=scale)).optimizer)
+        optimizer = cast(OneBitOptimizer, Rank(transport, UseOneBitAdam(scale=scale)).optimizer)
         given, received = torch.zeros(sum(NUMELS)), torch.zeros(sum(NUMELS))
         for step in range(100):
             x = gradient(transport.rank, step)
@@ -197,7 +201,7 @@ def packed(*numels: int) -> int:
 
 def test_bytes_are_those_of_the_formula() -> None:
     def train(transport: MemoryTransport) -> tuple[int, int]:
-        rank, sent = Rank(transport, OneBitAdam(warmup_steps=2)), transport.traffic["gradient"]
+        rank, sent = Rank(transport, UseOneBitAdam(warmup_steps=2)), transport.traffic["gradient"]
         nbytes = []
         for _ in rank.train(noisy, 5):
             nbytes.append(sent.nbytes)
@@ -210,13 +214,13 @@ def test_bytes_are_those_of_the_formula() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [OneBitAdam(warmup_steps=10), ZeroOneAdam(var_freeze_step=10, local_step_scaler=20)]
+    "options", [UseOneBitAdam(warmup_steps=10), UseZeroOneAdam(var_freeze_step=10, local_step_scaler=20)]
 )
-def test_times_can_be_measured_of_any_part_of_a_training(options: OneBitOptions) -> None:
+def test_times_can_be_measured_of_any_part_of_a_training(options: Optimizer) -> None:
     def train(transport: MemoryTransport) -> list[int]:
         rank, sent, nbytes = Rank(transport, options), transport.traffic["gradient"], []
         for step in (15, 0, 15):
-            cast(HasPhases, rank.optimizer).go_to(step)
+            cast(OneBitOptimizer, rank.optimizer).go_to(step)
             before = sent.nbytes
             next(rank.train(noisy, 1))
             nbytes.append(sent.nbytes - before)
@@ -229,7 +233,7 @@ def test_times_can_be_measured_of_any_part_of_a_training(options: OneBitOptions)
 
 def test_steps_without_exchange_send_nothing() -> None:
     def train(transport: MemoryTransport) -> list[int]:
-        options = ZeroOneAdam(var_freeze_step=1, local_step_scaler=1, local_step_clipper=4)
+        options = UseZeroOneAdam(var_freeze_step=1, local_step_scaler=1, local_step_clipper=4)
         rank, sent = Rank(transport, options), transport.traffic["gradient"]
         return [sent.nbytes for _ in rank.train(noisy, 12)]
 
@@ -249,7 +253,7 @@ def test_elements_without_a_second_moment_do_not_move() -> None:
         return [first, second, third]
 
     def train(transport: MemoryTransport) -> Tensors:
-        rank = Rank(transport, OneBitAdam(warmup_steps=5))
+        rank = Rank(transport, UseOneBitAdam(warmup_steps=5))
         for weights in rank.train(some, 30):
             assert all(bool((weight.abs() < 10).all()) for weight in weights)
         assert not bool(cast(OneBitOptimizer, rank.optimizer).memory["residual"][20:70].any())
@@ -265,11 +269,11 @@ def test_elements_without_a_second_moment_do_not_move() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        OneBitAdam(warmup_steps=5, weight_decay=0.5),
-        ZeroOneAdam(var_freeze_step=5, local_step_scaler=3, local_step_clipper=2, weight_decay=0.5),
+        UseOneBitAdam(warmup_steps=5, weight_decay=0.5),
+        UseZeroOneAdam(var_freeze_step=5, local_step_scaler=3, local_step_clipper=2, weight_decay=0.5),
     ],
 )
-def test_weight_decay_moves_them_all_the_same(options: OneBitOptions) -> None:
+def test_weight_decay_moves_them_all_the_same(options: Optimizer) -> None:
     def train(transport: MemoryTransport) -> torch.Tensor:
         *_, weights = Rank(transport, options).train(lambda *at: [*noisy(*at)[:2], torch.zeros(())], 30)
         return weights[2]
@@ -284,7 +288,7 @@ def test_elements_that_do_not_move_are_no_part_of_a_scale() -> None:
 
     def train(transport: MemoryTransport) -> list[float]:
         x = torch.where(frozen, 100.0, -2.0)
-        cast(OneBitOptimizer, Rank(transport, OneBitAdam()).optimizer).average_bits_(x, frozen)
+        cast(OneBitOptimizer, Rank(transport, UseOneBitAdam()).optimizer).average_bits_(x, frozen)
         return x.tolist()
 
     for x in run_threads(train, 2):
@@ -293,7 +297,7 @@ def test_elements_that_do_not_move_are_no_part_of_a_scale() -> None:
 
 def test_a_layer_of_zeros_is_a_header_and_stays_zero() -> None:
     def train(transport: MemoryTransport) -> tuple[torch.Tensor, int]:
-        optimizer = cast(OneBitOptimizer, Rank(transport, OneBitAdam()).optimizer)
+        optimizer = cast(OneBitOptimizer, Rank(transport, UseOneBitAdam()).optimizer)
         x = torch.cat([torch.zeros(70), torch.ones(34)])
         optimizer.average_bits_(x, torch.zeros(104, dtype=torch.bool))
         return x, transport.traffic["gradient"].nbytes
@@ -306,7 +310,7 @@ def test_a_layer_of_zeros_is_a_header_and_stays_zero() -> None:
 def test_the_default_scale_leaves_less_of_sparse_values_than_there_was() -> None:
     def left(scale: Any) -> float:
         weight = torch.nn.Parameter(torch.zeros(10_000))
-        optimizer = cast(OneBitOptimizer, OneBitAdam(scale=scale).build([weight], LR))
+        optimizer = OneBitAdam([weight], LR, scale=scale)
         x = torch.where(torch.arange(10_000) % 100 == 0, 1.0, 0.0)
         optimizer.average_bits_(x.clone(), torch.zeros(10_000, dtype=torch.bool))
         return float(optimizer.memory["residual"].square().sum() / x.square().sum())

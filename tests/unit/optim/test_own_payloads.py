@@ -12,8 +12,9 @@ from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.launch.resolve import check, resolve
-from bench.optimizers.base import Optimizer, StepsAlone
-from bench.optimizers.flat import FlatOptimizer
+from bench.optimizers.base import Optimizer
+from gradwire.optim.base import BoundOptimizer
+from gradwire.optim.flat import FlatOptimizer
 from tests.testing.belief_ranks import LR, Network, Rank, Tensors, noisy, set_gradients
 from tests.testing.memory_transport import MemoryTransport, run_threads
 
@@ -40,9 +41,7 @@ def test_all_ranks_have_the_same_bits(text: str) -> None:
     def train(transport: MemoryTransport) -> list[bytes]:
         rank, history = rank_of(transport, text), []
         for _ in rank.train(noisy, 20):
-            if isinstance(rank.optimizer, StepsAlone):
-                with torch.no_grad():
-                    rank.optimizer.show_shared()
+            cast(BoundOptimizer, rank.optimizer).show_shared()
             history.append(b"".join(p.detach().numpy().tobytes() for p in rank.model.parameters()))
         return history
 
@@ -78,7 +77,7 @@ def test_a_single_rank_sends_nothing_and_trains_as_without_a_channel(text: str) 
     ((weights, nbytes),) = run_threads(train, 1)
     assert nbytes == 0
     model = Network()
-    optimizer = build(text).build(model.parameters(), LR)
+    optimizer = build(text).bind(model, LR)
     for index in range(20):
         set_gradients(model, noisy(0, index))
         optimizer.step()
@@ -88,7 +87,7 @@ def test_a_single_rank_sends_nothing_and_trains_as_without_a_channel(text: str) 
 @pytest.mark.parametrize("text", ["demo", "onebit_adam", "zero_one_adam"])
 def test_parameters_in_16_bits_have_a_state_in_fp32(text: str) -> None:
     weight = torch.nn.Parameter(torch.ones(16, dtype=torch.bfloat16))
-    optimizer = build(text).build([weight], 0.125)
+    optimizer = build(text).bind(torch.nn.ParameterList([weight]), 0.125)
     weight.grad = torch.ones_like(weight)
     optimizer.step()
     assert weight.dtype == torch.bfloat16

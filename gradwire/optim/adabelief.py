@@ -1,23 +1,23 @@
-"""AdaBelief and Max-AdaBelief: a function that makes one step, the torch optimizer that calls it, and the options."""
+"""AdaBelief and Max-AdaBelief: a function that makes one step, the options, and the torch optimizers that call it."""
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+import torch.distributed as dist
 from annotated_types import Gt, Lt
 from torch import nn
 from typing_extensions import Doc, override
 
-from bench.core import spec
-from bench.optimizers.base import Optimizer
 from collectives.base import Collective
-from collectives.options import Incompatible, OptionError, PositiveOrZero, incompatibility
+from collectives.options import Incompatible, OptionError, Options, PositiveOrZero, incompatibility
 from collectives.payloads.base import Dense
 from compressors.base import Compressor
 from gradwire.exchange.communicator import CompressedCommunicator
+from gradwire.optim.base import BoundOptimizer, Trained, network_of
 
 # Elements per block: few enough for a CPU's caches, enough to outweigh the cost of the calls (measured with
 # benchmarks/optimizer_step.py).
@@ -53,7 +53,7 @@ class Rule:
 
 
 @torch.no_grad()
-def step(
+def belief_update(
     theta: TensorList,
     g: TensorList,
     m: TensorList,
@@ -142,32 +142,29 @@ def _descend(theta: TensorList, means: TensorList, largest: TensorList, t: int, 
     torch._foreach_addcdiv_(theta, means, divisor, -step_size * root)
 
 
-class Belief(torch.optim.Optimizer):
+class Belief(BoundOptimizer):
     """Run AdaBelief, in the variant `rule`, as a torch optimizer.
 
-    The function `step` makes the whole step, so that another implementation (for example a SYCL kernel) can replace it.
-    The state is fp32 for 16-bit parameters, and with `exchange` it differs between ranks.
+    The function `belief_update` makes the whole step, so that another implementation (for example a SYCL kernel) can
+    replace it. The state of a parameter has its shape and is fp32 for 16-bit parameters; with an exchange it differs
+    between ranks.
 
     Args:
-        parameters: the parameters to update. Those without a gradient are skipped; with `exchange` their gradients
-            count as zeros, because all ranks must exchange the same tensors.
+        parameters: the parameters to update, or groups of them. Those without a gradient are skipped; if moments are
+            exchanged their gradients count as zeros, because all ranks must exchange the same tensors.
         lr: the learning rate.
         rule: the variant of AdaBelief.
         exchange: combines bias-corrected means and maxima over ranks, in place; None if ranks exchange nothing.
     """
 
-    def __init__(
-        self, parameters: Iterable[torch.nn.Parameter], lr: float, rule: Rule, exchange: ExchangeMoments | None = None
-    ) -> None:
+    def __init__(self, parameters: Any, lr: float, rule: Rule, exchange: ExchangeMoments | None = None) -> None:
         super().__init__(parameters, {"lr": lr})
         self._rule = rule
         self._exchange = exchange
         self._names = ("mean", "variance") if rule.max_of is None else ("mean", "variance", "maximum")
 
     @override
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None if closure is None else torch.enable_grad()(closure)()
+    def update(self) -> None:
         for group in self.param_groups:
             by_age: dict[int, list[torch.nn.Parameter]] = {}  # by the number of this step, from 1
             for parameter in group["params"]:
@@ -179,7 +176,6 @@ class Belief(torch.optim.Optimizer):
                     by_age.setdefault(int(state["step"]), []).append(parameter)
             for age, parameters in by_age.items():
                 self._step_together(parameters, age, group["lr"])
-        return loss
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -197,7 +193,7 @@ class Belief(torch.optim.Optimizer):
         ]
         moments = [[self.state[parameter][name] for parameter in parameters] for name in self._names]
         m, s, smax = (*moments, moments[1])[:3]
-        step(theta, g, m, s, smax, age, lr, self._rule, self._exchange)
+        belief_update(theta, g, m, s, smax, age, lr, self._rule, self._exchange)
         for parameter, updated in zip(parameters, theta, strict=True):
             if updated is not parameter:
                 parameter.copy_(updated)
@@ -211,7 +207,7 @@ def _wide(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 
 @dataclasses.dataclass(kw_only=True)
-class AdaBelief(Optimizer, name="adabelief"):
+class AdaBeliefOptions(Options, name="adabelief"):
     """AdaBelief: steps scaled by how far gradients lie from their running mean.
 
     Source: Zhuang et al., "AdaBelief optimizer: adapting stepsizes by the belief in observed gradients" (NeurIPS 2020),
@@ -233,13 +229,9 @@ class AdaBelief(Optimizer, name="adabelief"):
         """Return the variant of AdaBelief for these options."""
         return Rule(beta1=self.beta1, beta2=self.beta2, eps=self.eps)
 
-    @override
-    def build(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        return Belief(parameters, lr, self.rule)
-
 
 @dataclasses.dataclass(kw_only=True)
-class MaxAdaBelief(AdaBelief, name="max_adabelief"):
+class MaxAdaBeliefOptions(AdaBeliefOptions, name="max_adabelief"):
     """Max-AdaBelief: AdaBelief that divides by the largest variance so far; ranks exchange moments, not gradients.
 
     Source: a patent application of 2022 on training over CXL, paragraphs 12 and 74-78; where it leaves the arithmetic
@@ -308,13 +300,12 @@ class MaxAdaBelief(AdaBelief, name="max_adabelief"):
             if contradicts:
                 raise OptionError(f"{self.component_name}: {sentence}")
 
-    @property
-    @override
-    def keeps_gradients(self) -> bool:
-        return self.mode == "moments"
-
-    @override
     def check_compatible(self, compressor: Compressor, collective: Collective) -> None:
+        """Check that this collective can carry maxima, if moments are exchanged.
+
+        Raises:
+            Incompatible: it cannot; the message names what would work.
+        """
         if self.mode == "gradient":
             return
         name = self.component_name
@@ -322,22 +313,9 @@ class MaxAdaBelief(AdaBelief, name="max_adabelief"):
             raise Incompatible(f"{name} sends uncompressed tensors (Dense payloads): {reason}")
         if self.reduce == "s_max" and not collective.finds_maxima:
             raise Incompatible(
-                f"{name} with reduce=s_max takes a maximum over ranks, and {spec.short_text(collective)} gives a sum "
+                f"{name} with reduce=s_max takes a maximum over ranks, and {collective} gives a sum "
                 "of terms; use collective ring or reduce=mean"
             )
-
-    @override
-    def bind(self, model: nn.Module, lr: float, channel: CompressedCommunicator | None = None) -> torch.optim.Optimizer:
-        if channel is None:
-            return super().bind(model, lr)
-
-        def exchange(means: TensorList, maxima: TensorList) -> None:
-            channel.mean_(means)
-            channel.combine_(maxima, "max" if self.reduce == "s_max" else self.reduce)
-            if self.reduce == "sum":
-                torch._foreach_mul_(means, channel.transport.world_size)
-
-        return Belief([p for p in model.parameters() if p.requires_grad], lr, self.rule, exchange)
 
     @property
     @override
@@ -349,3 +327,71 @@ class MaxAdaBelief(AdaBelief, name="max_adabelief"):
             max_over_corrected=self.max_over == "corrected",
             keeps_exchanged=self.recursion == "merged",
         )
+
+
+class AdaBelief(Belief):
+    """AdaBelief for all parameters; gradients must be averaged over ranks already.
+
+    Args:
+        model: the network, its parameters, or groups of parameters.
+        lr: the learning rate.
+        options: `AdaBeliefOptions`.
+
+    Raises:
+        OptionError: an option is unknown or out of range.
+    """
+
+    def __init__(self, model: Trained | Any, lr: float = AdaBeliefOptions.default_lr, **options: Any) -> None:
+        parameters = model.parameters() if isinstance(model, nn.Module) else model
+        super().__init__(parameters, lr, AdaBeliefOptions.from_text(options).rule)
+
+
+class MaxAdaBelief(Belief):
+    """Max-AdaBelief for all parameters; ranks average moments, and no wrapper averages gradients.
+
+    With mode="gradient" nothing is exchanged, and gradients must be averaged over ranks already.
+
+    Args:
+        model: the network, the same on all ranks, or its parameters.
+        lr: the learning rate.
+        compressor: encodes the means; a spec such as "topk:ratio=0.1", or an instance.
+        collective: sums what ranks send; a spec such as "ring", or an instance.
+        group: process group of the ranks; None for the default group.
+        timeout_s: longest wait for any one message, in seconds.
+        communicator: takes the place of the four before; the caller closes it.
+        options: `MaxAdaBeliefOptions`.
+
+    Raises:
+        OptionError: an option is unknown or out of range, options contradict each other, or components do not work
+            together.
+    """
+
+    def __init__(
+        self,
+        model: Trained,
+        lr: float = MaxAdaBeliefOptions.default_lr,
+        *,
+        compressor: Compressor | str = "none",
+        collective: Collective | str = "native",
+        group: dist.ProcessGroup | None = None,
+        timeout_s: float = 300.0,
+        communicator: CompressedCommunicator | None = None,
+        **options: Any,
+    ) -> None:
+        chosen, network = MaxAdaBeliefOptions.from_text(options), network_of(model)
+        super().__init__([each for each in network.parameters() if each.requires_grad], lr, chosen.rule)
+        self.keeps_gradients = chosen.mode == "moments"
+        self._reduce = chosen.reduce
+        if self.keeps_gradients and communicator is None and dist.is_initialized():
+            communicator = self.open_communicator(
+                network, compressor, collective, group, timeout_s, chosen.check_compatible
+            )
+        if self.keeps_gradients and communicator is not None:  # a single rank has nobody to exchange with
+            self.communicator, self._exchange = communicator, self._combine_
+
+    def _combine_(self, means: TensorList, maxima: TensorList) -> None:
+        assert self.communicator is not None  # as there is an exchange
+        self.communicator.mean_(means)
+        self.communicator.combine_(maxima, "max" if self._reduce == "s_max" else self._reduce)
+        if self._reduce == "sum":
+            torch._foreach_mul_(means, self.communicator.transport.world_size)

@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from bench.optimizers.demo import DecoupledMomentum, Demo, Tiles, mean_over_senders
+from bench.optimizers.gradwire_optimizers import UseDeMo
 from collectives.payloads import Bundle, Dense, GroupSparse, Payload, PayloadError
+from gradwire.optim.demo import DeMo, Tiles, mean_over_senders
 from tests.testing.belief_ranks import LR, SHAPES, Network, Rank, Tensors, noisy
 from tests.testing.memory_transport import MemoryTransport, run_threads
 
@@ -51,7 +52,7 @@ def test_sides_of_chunks_are_the_largest_divisors(shape: tuple[int, ...], numel:
     assert Tiles(torch.Size(shape), 64, "dct").numel == numel
 
 
-def plain(options: Demo, steps: int, num_ranks: int) -> Tensors:
+def plain(options: UseDeMo, steps: int, num_ranks: int) -> Tensors:
     """Train all ranks in one process, in fp64, with a torch.topk per chunk; all parameters are vectors or matrices."""
     weights = [p.detach().double() for p in Network().parameters()]
     momenta = [[torch.zeros_like(w) for w in weights] for _ in range(num_ranks)]
@@ -90,7 +91,7 @@ def plain(options: Demo, steps: int, num_ranks: int) -> Tensors:
 
 @pytest.mark.parametrize("lr_inside", [True, False])
 def test_100_steps_are_those_of_a_plain_process(lr_inside: bool) -> None:
-    options = Demo(chunk=8, k=3, beta=0.99, lr_inside=lr_inside, weight_decay=0.1)
+    options = UseDeMo(chunk=8, k=3, beta=0.99, lr_inside=lr_inside, weight_decay=0.1)
     expected = plain(options, 100, 3)
 
     def train(transport: MemoryTransport) -> Tensors:
@@ -104,12 +105,12 @@ def test_100_steps_are_those_of_a_plain_process(lr_inside: bool) -> None:
 
 @pytest.mark.parametrize("transform", ["dct", "none"])
 def test_if_all_is_sent_it_is_sign_descent_on_the_mean_gradient(transform: Any) -> None:
-    options = Demo(chunk=8, k=64, transform=transform)
+    options = UseDeMo(chunk=8, k=64, transform=transform)
 
     def train(transport: MemoryTransport) -> Tensors:
         rank = Rank(transport, options, collective="allgather")
         for _ in rank.train(noisy, 20):
-            momentum = cast(DecoupledMomentum, rank.optimizer).memory["momentum"]
+            momentum = cast(DeMo, rank.optimizer).memory["momentum"]
             assert float(momentum.abs().max()) <= (0.0 if transform == "none" else 1e-8)
         return [p.detach() for p in rank.model.parameters()]
 
@@ -125,8 +126,8 @@ def test_if_all_is_sent_it_is_sign_descent_on_the_mean_gradient(transform: Any) 
 @pytest.mark.parametrize("value_dtype", ["fp32", "bf16"])
 def test_what_was_sent_and_what_stays_are_all_gradients(value_dtype: Any) -> None:
     def train(transport: MemoryTransport) -> None:
-        rank = Rank(transport, Demo(chunk=8, k=3, beta=1.0, value_dtype=value_dtype), collective="allgather")
-        optimizer = cast(DecoupledMomentum, rank.optimizer)
+        rank = Rank(transport, UseDeMo(chunk=8, k=3, beta=1.0, value_dtype=value_dtype), collective="allgather")
+        optimizer = cast(DeMo, rank.optimizer)
         gathered, sent = optimizer._gathered, [torch.zeros(p.shape).view(-1) for p in rank.model.parameters()]
 
         def watched(payloads: Sequence[Payload]) -> Sequence[Payload]:
@@ -165,7 +166,7 @@ def test_a_mean_is_over_the_ranks_that_sent_a_value() -> None:
 @pytest.mark.parametrize(("value_dtype", "nbytes"), [("fp32", 4), ("bf16", 2)])
 def test_bytes_are_those_of_the_formula(value_dtype: Any, nbytes: int) -> None:
     def train(transport: MemoryTransport) -> int:
-        rank = Rank(transport, Demo(chunk=8, k=3, value_dtype=value_dtype), collective="allgather")
+        rank = Rank(transport, UseDeMo(chunk=8, k=3, value_dtype=value_dtype), collective="allgather")
         for _ in rank.train(noisy, 5):
             pass
         return transport.traffic["gradient"].nbytes
@@ -179,6 +180,6 @@ def test_bytes_are_those_of_the_formula(value_dtype: Any, nbytes: int) -> None:
 @pytest.mark.parametrize(("value_dtype", "times_less"), [("fp32", 93), ("bf16", 146)])
 def test_the_compression_of_the_default_chunk(value_dtype: Any, times_less: int) -> None:
     weight = torch.nn.Parameter(torch.randn(512, 512, generator=torch.Generator().manual_seed(1)))
-    optimizer = cast(DecoupledMomentum, Demo(value_dtype=value_dtype).build([weight], LR))
+    optimizer = DeMo([weight], LR, value_dtype=value_dtype)
     payload = optimizer._encode(weight.detach().view(-1), optimizer._tiles[0])
     assert 4 * weight.numel() / len(payload.pack()) == pytest.approx(times_less, abs=0.5)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.optimizers.adabelief import MaxAdaBelief
+from bench.optimizers.gradwire_optimizers import UseMaxAdaBelief
 from tests.testing.belief_ranks import LR, Network, Rank, noisy, trained
 from tests.testing.memory_transport import MemoryTransport
 
@@ -48,7 +48,7 @@ def by_hand(theta: float, gradients: list[list[float]], *, eps_mode: str = "pape
 @pytest.mark.parametrize("options", VARIANTS, ids=["-".join(options.values()) for options in VARIANTS])
 def test_every_choice_is_what_it_says(options: dict[str, str], eps_mode: str) -> None:
     def make(transport: MemoryTransport) -> Rank:
-        return Rank(transport, MaxAdaBelief(eps=1e-2, eps_mode=eps_mode, **options))  # type: ignore[arg-type]
+        return Rank(transport, UseMaxAdaBelief(eps=1e-2, eps_mode=eps_mode, **options))  # type: ignore[arg-type]
 
     start = Network().weights[0].detach().flatten()
     last = trained(make, noisy, 8, 3)[0][-1][0].flatten()
@@ -62,7 +62,7 @@ def test_every_choice_is_what_it_says(options: dict[str, str], eps_mode: str) ->
 
 @pytest.mark.parametrize("options", VARIANTS, ids=["-".join(options.values()) for options in VARIANTS])
 def test_parameters_are_equal_on_all_ranks_bit_for_bit(options: dict[str, Any]) -> None:
-    first, *others = trained(lambda transport: Rank(transport, MaxAdaBelief(**options)), noisy, 8, 3)
+    first, *others = trained(lambda transport: Rank(transport, UseMaxAdaBelief(**options)), noisy, 8, 3)
     for other in others:
         for ours, theirs in zip(first, other, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
@@ -72,7 +72,7 @@ def test_parameters_are_equal_on_all_ranks_bit_for_bit(options: dict[str, Any]) 
 @pytest.mark.parametrize(("reduce", "factor"), [("mean", 1.0), ("sum", 2.0)])
 def test_the_first_step_in_closed_form(reduce: str, factor: float) -> None:
     def make(transport: MemoryTransport) -> Rank:
-        return Rank(transport, MaxAdaBelief(reduce=reduce, eps_mode="outside"))  # type: ignore[arg-type]
+        return Rank(transport, UseMaxAdaBelief(reduce=reduce, eps_mode="outside"))  # type: ignore[arg-type]
 
     start = [parameter.detach().double() for parameter in Network().parameters()]
     for (theta,) in trained(make, noisy, 1, 4):

@@ -11,9 +11,9 @@ from torch import nn
 
 from bench.core import spec
 from bench.models.base import Model
-from bench.optimizers.matrices import hidden_layers
-from bench.optimizers.muon import Coefficients, orthogonalised
 from compressors.layer import layers_of
+from gradwire.optim.matrices import hidden_layers
+from gradwire.optim.muon import Coefficients, orthogonalised
 from tests.testing.matrix_ranks import MATRICES, Network, PlainAdamW, Rank, averaged, matrix_of, noisy, rate
 from tests.testing.memory_transport import MemoryTransport, run_threads
 

@@ -13,8 +13,7 @@ from torch import nn
 
 from bench.core import spec
 from bench.core.errors import UsageError
-from bench.optimizers.kfac import Kfac
-from bench.optimizers.kronecker import KroneckerLayer
+from bench.optimizers.gradwire_optimizers import UseKfac
 from collectives.base import Collective
 from collectives.options import incompatibility
 from collectives.transport.base import SingleRank, Transport
@@ -22,6 +21,8 @@ from compressors.floats import NoCompression
 from compressors.layer import layers_of
 from gradwire.exchange.communicator import CompressedCommunicator
 from gradwire.exchange.reducers import reducer_for
+from gradwire.optim.kfac import KFAC
+from gradwire.optim.kronecker import KroneckerLayer
 from tests.testing.memory_transport import run_threads
 
 LR = 0.05
@@ -38,8 +39,8 @@ MOMENTS = [
 ]
 
 
-def build(text: str) -> Kfac:
-    return cast(Kfac, spec.build("optimizers", text))
+def build(text: str) -> UseKfac:
+    return cast(UseKfac, spec.build("optimizers", text))
 
 
 def make_model() -> nn.Sequential:
@@ -313,7 +314,7 @@ def test_the_step_is_shortened_by_the_rate_of_the_schedule() -> None:
 
 def test_any_optimizer_may_stand_behind_it() -> None:
     optimizer = bound("kfac:inner=adam", make_model(), SingleRank())
-    assert isinstance(optimizer, torch.optim.Adam)
+    assert isinstance(cast(KFAC, optimizer).inner, torch.optim.Adam)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,8 @@
 """What optimizers of hidden matrices share: which weights are hidden matrices, and AdamW for all other parameters."""
 
-from __future__ import annotations
-
 import abc
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, cast
 
 import torch
@@ -13,10 +11,9 @@ from torch import nn
 from torch.optim.adamw import adamw
 from typing_extensions import Doc, override
 
-from bench.optimizers.base import Optimizer
-from collectives.options import Incompatible, OptionError, Positive, PositiveOrZero
+from collectives.options import Incompatible, Options, Positive, PositiveOrZero
 from compressors.layer import Layer, layers_of
-from gradwire.exchange.communicator import CompressedCommunicator
+from gradwire.optim.base import BoundOptimizer, Trained, network_of
 
 
 def hidden_layers(layers: Sequence[Layer]) -> list[Layer]:
@@ -34,23 +31,35 @@ def hidden_layers(layers: Sequence[Layer]) -> list[Layer]:
     return hidden[:-1] if has_output else hidden
 
 
-def as_matrix(tensor: torch.Tensor, layer: Layer) -> torch.Tensor:
-    """Return a tensor of the layer's shape as a matrix [out, rest]; a view if possible."""
-    return tensor.movedim(layer.filter_axis or 0, 0).flatten(1)
+def rows_of(tensor: torch.Tensor, layer: Layer) -> torch.Tensor:
+    """Return a tensor of the layer's shape as rows [out, ...]; a view."""
+    return tensor.movedim(layer.filter_axis or 0, 0)
 
 
-def as_layer(matrix: torch.Tensor, layer: Layer) -> torch.Tensor:
-    """Return a matrix [out, rest] in the layer's shape; a view."""
-    axis = layer.filter_axis or 0
-    out, *rest = [layer.shape[axis], *layer.shape[:axis], *layer.shape[axis + 1 :]]
-    return matrix.reshape(out, *rest).movedim(0, axis)
+def weight_of(layer: Layer) -> nn.Parameter:
+    """Return the parameter that a layer of a model stands for."""
+    return cast(nn.Parameter, layer.weight)
+
+
+def descend_(X: torch.Tensor, update: torch.Tensor, lr: float, scale: float, weight_decay: float) -> None:
+    """Shrink X by the weight decay, and subtract lr * scale * update.
+
+    Args:
+        X: the weight, [out, ...], updated in place.
+        update: matrix [out, all other dimensions of X].
+        lr: the learning rate.
+        scale: factor of lr for the shape of the matrix.
+        weight_decay: share of X removed per step, times lr.
+    """
+    X.mul_(1 - lr * weight_decay)
+    X.add_(update.to(X.dtype).reshape(X.shape), alpha=-lr * scale)
 
 
 @dataclasses.dataclass(kw_only=True)
-class MatrixOptimizer(Optimizer):
-    """Base of the optimizers that update hidden matrices in a way of their own, and all other parameters by AdamW."""
+class MatrixOptions(Options):
+    """The options that Muon and Dion share."""
 
-    needs_layers: ClassVar[bool] = True
+    default_lr: ClassVar[float] = 0.02
 
     momentum: Annotated[float, Ge(0), Lt(1), Doc("share of a matrix's momentum that a step keeps")] = 0.95
     weight_decay: Annotated[PositiveOrZero, Doc("share of a matrix removed per step, times lr")] = 0.0
@@ -65,88 +74,61 @@ class MatrixOptimizer(Optimizer):
     adamw_eps: Annotated[Positive, Doc("added to the root of AdamW's second moment")] = 1e-10
     adamw_weight_decay: Annotated[PositiveOrZero, Doc("AdamW's weight decay")] = 0.0
 
-    @override
     def check_layers(self, layers: Sequence[Layer]) -> None:
+        """Check that a network with these trainable parameters has hidden matrices.
+
+        Raises:
+            Incompatible: it has none.
+        """
         if not hidden_layers(layers):
             raise Incompatible(
                 f"{self.component_name} updates hidden matrices, and this model has none besides its output layer and "
-                "embeddings; use --optimizer adamw"
+                "embeddings; use adamw"
             )
 
-    @override
-    def hand_over_momentum(self) -> tuple[Optimizer, float, bool]:
-        raise OptionError(
-            f"{self.component_name} applies its momentum to matrices only and cannot hand it over; add "
-            "momentum_correction=false to the compressor"
-        )
 
-    @override
-    def build(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """Build the optimizer of parameters without a model: all of two or more dimensions are hidden matrices."""
-        layers = layers_of(nn.ParameterList(parameters))
-        return self.steps(layers, [layer for layer in layers if len(layer.shape) > 1], lr, None)
-
-    @override
-    def bind(self, model: nn.Module, lr: float, channel: CompressedCommunicator | None = None) -> torch.optim.Optimizer:
-        layers = layers_of(model)
-        return self.steps(layers, hidden_layers(layers), lr, channel)
-
-    @abc.abstractmethod
-    def steps(
-        self, layers: Sequence[Layer], hidden: Sequence[Layer], lr: float, channel: CompressedCommunicator | None
-    ) -> MatrixSteps:
-        """Return the torch optimizer.
-
-        Args:
-            layers: all trainable parameters.
-            hidden: those of them that are hidden matrices.
-            lr: the learning rate before any schedule.
-            channel: carries what the optimizer exchanges; None if it exchanges nothing.
-        """
-
-
-class MatrixSteps(torch.optim.Optimizer, abc.ABC):
-    """Run an optimizer of hidden matrices as a torch optimizer; a subclass updates the matrices.
+class MatrixOptimizer(BoundOptimizer):
+    """Base of the optimizers that update hidden matrices in a way of their own, and all other parameters by AdamW.
 
     The first group of parameters holds the matrices, the second the parameters that AdamW updates.
 
     Args:
-        options: the options.
-        layers: all trainable parameters.
-        hidden: those of them that are hidden matrices.
+        model: the network, whose `hidden_layers` are the matrices; or only parameters, of which those with two or more
+            dimensions are.
         lr: the learning rate before any schedule.
+        options: the options.
     """
 
-    def __init__(self, options: MatrixOptimizer, layers: Sequence[Layer], hidden: Sequence[Layer], lr: float) -> None:
-        self._hidden = list(hidden)
-        self._others = [layer for layer in layers if layer not in self._hidden]
-        matrices, others = ([weight_of(layer) for layer in part] for part in (self._hidden, self._others))
+    def __init__(self, model: Trained, lr: float, options: MatrixOptions) -> None:
+        self.network = network_of(model)
+        self.layers = layers_of(self.network)
+        if model is self.network:
+            options.check_layers(self.layers)
+            self.hidden = hidden_layers(self.layers)
+        else:
+            self.hidden = [layer for layer in self.layers if len(layer.shape) > 1]
+        self.others = [layer for layer in self.layers if layer not in self.hidden]
+        matrices, others = ([weight_of(layer) for layer in part] for part in (self.hidden, self.others))
         groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "fused": True}]
         super().__init__(groups, {"lr": lr})
         self._options = options
         # AdamW's rate per unit of lr, so that the schedule, which sets lr, scales it too.
         self._adamw_factor = 1.0 if options.adamw_lr is None else options.adamw_lr / lr if lr else 0.0
+        for layer in self.hidden:
+            weight = weight_of(layer)
+            self.state[weight]["momentum"] = torch.zeros_like(rows_of(weight, layer).flatten(1))
         for each in others:
             step = torch.zeros((), dtype=torch.float32, device=each.device)
             self.state[each] = {"step": step, "mean": torch.zeros_like(each), "square": torch.zeros_like(each)}
 
     @override
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        self._update_matrices(self.param_groups[0]["lr"])
+    def update(self) -> None:
+        self.update_matrices(self.param_groups[0]["lr"])
         self._update_others(self.param_groups[1]["lr"] * self._adamw_factor)
-        return loss
 
     @abc.abstractmethod
-    def _update_matrices(self, lr: float) -> None:
+    def update_matrices(self, lr: float) -> None:
         """Update the hidden matrices in place, and exchange what the optimizer exchanges."""
-
-    def _descend(self, layer: Layer, update: torch.Tensor, lr: float, scale: float) -> None:
-        """Shrink a layer's weight by the weight decay, and subtract lr * scale * update, a matrix [out, rest]."""
-        weight = weight_of(layer)
-        weight.mul_(1 - lr * self._options.weight_decay)
-        weight.add_(as_layer(update, layer).to(weight.dtype), alpha=-lr * scale)
 
     def _update_others(self, lr: float) -> None:
         parameters = [each for each in self.param_groups[1]["params"] if each.grad is not None]
@@ -169,8 +151,3 @@ class MatrixSteps(torch.optim.Optimizer, abc.ABC):
             eps=self._options.adamw_eps,
             maximize=False,
         )
-
-
-def weight_of(layer: Layer) -> nn.Parameter:
-    """Return the parameter that a layer of a model stands for."""
-    return cast(nn.Parameter, layer.weight)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from bench.optimizers.adabelief import AdaBelief, MaxAdaBelief
 from bench.optimizers.base import Optimizer
+from bench.optimizers.gradwire_optimizers import UseAdaBelief, UseMaxAdaBelief
 from bench.optimizers.torch_optimizers import Adam
 from tests.testing.belief_ranks import LR, SHAPES, Network, Rank, Tensors, noisy, set_gradients, trained
 from tests.testing.memory_transport import MemoryTransport, run_threads
@@ -57,9 +57,9 @@ def adam(theta: Tensors, dtype: torch.dtype, steps: int) -> list[Tensors]:
 @pytest.mark.parametrize(
     ("optimizer", "amsgrad"),
     [
-        (AdaBelief(), False),
-        (MaxAdaBelief(mode="gradient"), True),
-        (MaxAdaBelief(), True),
+        (UseAdaBelief(), False),
+        (UseMaxAdaBelief(mode="gradient"), True),
+        (UseMaxAdaBelief(), True),
         (Adam(), None),
     ],
     ids=["adabelief", "gradient", "moments", "adam"],
@@ -79,7 +79,7 @@ def test_one_rank_follows_the_published_package(
 
 
 def test_one_rank_that_exchanges_with_nobody_is_one_that_does_not_exchange() -> None:
-    (history,) = trained(lambda transport: Rank(transport, MaxAdaBelief()), noisy, 100, 1)
+    (history,) = trained(lambda transport: Rank(transport, UseMaxAdaBelief()), noisy, 100, 1)
     expected = published(list(Network().weights), torch.float32, 100, amsgrad=True)
     for theta, reference in zip(history, expected, strict=True):
         for ours, theirs in zip(theta, reference, strict=True):
@@ -88,7 +88,7 @@ def test_one_rank_that_exchanges_with_nobody_is_one_that_does_not_exchange() -> 
 
 def test_without_a_past_the_maximum_is_adabelief() -> None:
     plain, largest = Network(), Network()
-    plain_optimizer, optimizer = AdaBelief().bind(plain, LR), MaxAdaBelief().bind(largest, LR)
+    plain_optimizer, optimizer = UseAdaBelief().bind(plain, LR), UseMaxAdaBelief().bind(largest, LR)
     for step in range(20):
         for state in optimizer.state.values():
             state["maximum"].zero_()
@@ -105,8 +105,8 @@ def test_with_constant_gradients_the_belief_grows_and_the_maximum_stays() -> Non
 
     def train(transport: MemoryTransport) -> tuple[list[Tensors], list[Tensors]]:
         variants: tuple[Optimizer, ...] = (
-            AdaBelief(beta2=0.9),
-            MaxAdaBelief(beta2=0.9, max_over="corrected", eps_mode="outside"),
+            UseAdaBelief(beta2=0.9),
+            UseMaxAdaBelief(beta2=0.9, max_over="corrected", eps_mode="outside"),
         )
         plain, largest = (list(Rank(transport, o, torch.float64).train(constant, 80)) for o in variants)
         return plain, largest
@@ -122,7 +122,7 @@ def test_with_constant_gradients_the_belief_grows_and_the_maximum_stays() -> Non
 
 def test_alone_a_parameter_without_gradient_is_left_alone() -> None:
     model = Network()
-    optimizer = MaxAdaBelief().bind(model, LR)
+    optimizer = UseMaxAdaBelief().bind(model, LR)
     set_gradients(model, noisy(0, 0))
     before, model.weights[1].grad = model.weights[1].detach().clone(), None
     optimizer.step()
@@ -136,7 +136,7 @@ def test_alone_a_parameter_without_gradient_is_left_alone() -> None:
 def test_no_gradient_is_no_step(eps_mode: str, eps: float, size: float) -> None:
     """Also if squares vanish: 1e-30 is representable in fp32, its square is not."""
     model = Network()
-    optimizer = MaxAdaBelief(eps_mode=eps_mode, eps=eps).bind(model, LR)  # type: ignore[arg-type]
+    optimizer = UseMaxAdaBelief(eps_mode=eps_mode, eps=eps).bind(model, LR)  # type: ignore[arg-type]
     before = [parameter.detach().clone() for parameter in model.parameters()]
     for _ in range(3):
         set_gradients(model, [torch.full(shape, size) for shape in SHAPES])
@@ -147,12 +147,12 @@ def test_no_gradient_is_no_step(eps_mode: str, eps: float, size: float) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_parameters_of_16_bits_have_a_state_of_32_that_survives_saving(dtype: torch.dtype) -> None:
     model = Network(dtype)
-    optimizer = MaxAdaBelief().bind(model, 0.1)
+    optimizer = UseMaxAdaBelief().bind(model, 0.1)
     for step in range(3):
         set_gradients(model, noisy(0, step))
         optimizer.step()
     twin = copy.deepcopy(model)
-    restored = MaxAdaBelief().bind(twin, 0.1)
+    restored = UseMaxAdaBelief().bind(twin, 0.1)
     restored.load_state_dict(optimizer.state_dict())
     for each, bound in ((model, optimizer), (twin, restored)):
         set_gradients(each, noisy(0, 3))
@@ -173,7 +173,7 @@ def test_parameters_in_another_order_of_memory_step_alike() -> None:
         for parameter in (plain, other):
             parameter.grad = gradient.clone()
         if step == 0:
-            optimizers = [MaxAdaBelief().build([parameter], LR) for parameter in (plain, other)]
+            optimizers = [UseMaxAdaBelief().bind(nn.ParameterList([parameter]), LR) for parameter in (plain, other)]
         for optimizer in optimizers:
             optimizer.step()
     assert torch.equal(plain, other)
@@ -189,5 +189,5 @@ def test_long_tensors_step_as_short_ones_do() -> None:
     for parameter, part in zip(short, gradient.split(1000), strict=True):
         parameter.grad = part
     for parameters in ([long], short):
-        MaxAdaBelief().build(parameters, LR).step()
+        UseMaxAdaBelief().bind(nn.ParameterList(parameters), LR).step()
     assert torch.equal(long, torch.cat([parameter.detach() for parameter in short]))

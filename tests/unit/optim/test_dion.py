@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bench.core import registry
-from bench.optimizers.dion import Dion, orthonormal
 from compressors.layer import layers_of
+from gradwire.optim.dion import DionOptions, orthonormal
 from tests.testing.matrix_ranks import (
     MATRICES,
     SHAPES,
@@ -96,12 +96,17 @@ def test_ranks_follow_one_rank_that_gets_the_mean_gradient(
 
 def _whole(fraction: float) -> list[str]:
     """Return the names of the matrices whose gradients are exchanged."""
-    options = Dion(rank_fraction=fraction)
+    options = DionOptions(rank_fraction=fraction)
     return [name for name, shape in MATRICES.items() if not options.compresses(*shape)]
 
 
 def test_matrices_smaller_than_their_factors_are_not_compressed() -> None:
-    assert [Dion(rank_fraction=fraction).rank_of(100, 200) for fraction in (0.07, 0.071, 1.0, 1e-12)] == [7, 8, 100, 1]
+    assert [DionOptions(rank_fraction=fraction).rank_of(100, 200) for fraction in (0.07, 0.071, 1.0, 1e-12)] == [
+        7,
+        8,
+        100,
+        1,
+    ]
     assert _whole(0.25) == []
     assert _whole(0.7) == ["wide.weight", "tall.weight"]  # (20 + 6) * 5 is more than 120
 

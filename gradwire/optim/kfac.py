@@ -1,0 +1,254 @@
+"""K-FAC: gradients times the inverse of an approximate curvature, before any other optimizer.
+
+The curvature of a linear or convolution layer is approximated by a Kronecker product of two small symmetric matrices:
+the second moments A of its inputs and G of its output gradients. Gradients of other parameters are not changed. Besides
+gradients, ranks exchange these factors: half of each symmetric matrix is enough, and one rank's Cholesky factorisation
+serves all ranks.
+
+Source: Martens, Grosse 2015 (linear) and Grosse, Martens 2016 (convolution); formulas and defaults of kfac-pytorch
+(Pauloski et al. 2021).
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
+
+import torch
+import torch.distributed as dist
+from annotated_types import Ge, Gt, Le, Lt
+from torch import nn
+from typing_extensions import Doc, override
+
+from collectives.base import Collective
+from collectives.options import Count, Incompatible, Options, Positive, build, incompatibility
+from collectives.payloads import CholeskyFactor, Dense, Payload, Triangle
+from collectives.payloads.symmetric import MatrixForm
+from gradwire.exchange.communicator import CompressedCommunicator
+from gradwire.optim.base import BoundOptimizer
+from gradwire.optim.flat import FlatOptimizer
+from gradwire.optim.kronecker import MomentCapture, MomentExchange
+
+
+@torch.no_grad()
+def kfac_update(
+    G: Sequence[torch.Tensor],
+    factors: Sequence[torch.Tensor],
+    lr: float,
+    kl_clip: float | None,
+    mean: Callable[[float], float] = lambda change: change,
+) -> list[torch.Tensor]:
+    """Return each layer's preconditioned gradient B^-1 G A^-1, [out, in], all shortened alike.
+
+    Args:
+        G: each layer's gradient, [out, in].
+        factors: for each layer the Cholesky factors of A [in, in] and of B [out, out], in this order.
+        lr: learning rate of the step.
+        kl_clip: bound of the mean of `predicted_change`; None: unbounded.
+        mean: averages `predicted_change` over ranks, if they have different gradients.
+    """
+    changed = [preconditioned(g, *factors[2 * index : 2 * index + 2]) for index, g in enumerate(G)]
+    if kl_clip is None:
+        return changed
+    scale = kl_scale(mean(predicted_change(G, changed, lr)), kl_clip)
+    return [matrix * scale for matrix in changed]
+
+
+def preconditioned(gradient: torch.Tensor, of_inputs: torch.Tensor, of_outputs: torch.Tensor) -> torch.Tensor:
+    """Return the preconditioned gradient G^-1 gradient A^-1, [out, in].
+
+    Args:
+        gradient: a layer's gradient, [out, in].
+        of_inputs: Cholesky factor L [in, in] of A, so L L^T = A.
+        of_outputs: Cholesky factor L [out, out] of G, so L L^T = G.
+    """
+    return torch.cholesky_solve(torch.cholesky_solve(gradient, of_outputs).T, of_inputs).T
+
+
+def predicted_change(gradients: Sequence[torch.Tensor], changed: Sequence[torch.Tensor], lr: float) -> float:
+    """Return |lr^2 sum(gradients * changed)| over all elements, which estimates how much a step changes the outputs.
+
+    Args:
+        gradients: each layer's gradient, [out, in].
+        changed: each layer's preconditioned gradient, [out, in].
+        lr: learning rate of the step.
+    """
+    products = [(gradient * matrix).sum() for gradient, matrix in zip(gradients, changed, strict=True)]
+    return lr**2 * abs(float(torch.stack(products).sum()))
+
+
+def kl_scale(change: float, bound: float) -> float:
+    """Return the factor, at most 1, for preconditioned gradients, so that their `predicted_change` is at most `bound`.
+
+    Args:
+        change: the result of `predicted_change` for unscaled gradients, at least 0.
+        bound: largest result after scaling.
+    """
+    return min(1.0, math.sqrt(bound / change)) if change else 1.0
+
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_KINDS: dict[MatrixForm, type[Payload]] = {"triangle": Triangle, "cholesky": CholeskyFactor, "dense": Dense}
+
+
+@dataclasses.dataclass(kw_only=True)
+class KfacOptions(Options, name="kfac"):
+    """How K-FAC approximates the curvature, and in which form ranks exchange its factors.
+
+    Bytes: per update and d x d factor with values of v bytes, transfer=triangle sums v d (d + 1) / 2 bytes over ranks
+    and broadcasts as many. transfer=dense sums v d^2 bytes, transfer=cholesky 24 + v d (d + 1) / 2; with both, every
+    rank then factors all matrices. With `ring`, which merges factors by QR, cholesky halves the bytes of dense for any
+    number of ranks. With `allgather` each of n ranks sends its factor n - 1 times: half the bytes of a dense ring for
+    two ranks, as many for four, more for larger n.
+
+    An inner optimizer that exchanges moments instead of gradients (max_adabelief) steps on every rank's own gradient,
+    preconditioned with the factors that all ranks share. `kl_clip` then bounds the mean over ranks of their predicted
+    changes, which is at least that of the mean gradient; all ranks shorten their steps by the same factor.
+    """
+
+    update_every: Annotated[Count, Doc("steps between updates of the factors")] = 10
+    damping: Annotated[Positive, Doc("added to the diagonal of both factors")] = 0.003
+    decay: Annotated[float, Ge(0), Lt(1), Doc("share of the running averages that an update keeps")] = 0.95
+    kl_clip: Annotated[
+        float | None, Gt(0), Le(1e12), Doc("bound of lr^2 gradient * preconditioned gradient; none: unbounded")
+    ] = 0.001
+    transfer: Annotated[
+        MatrixForm,
+        Doc("form in which factors are sent: triangle (one rank factors each sum), cholesky (one per rank), dense"),
+    ] = "triangle"
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], Doc("type of factors' values on the wire")] = "fp32"
+
+    def check_summing(self, collective: Collective) -> None:
+        """Check that a collective can sum factors in the form `transfer`.
+
+        Raises:
+            Incompatible: it cannot; the message names what would.
+        """
+        kind = _KINDS[self.transfer]
+        reason = incompatibility(collective.check_compatible, kind)
+        if not (reason or kind.elementwise) and (collective.recodes or collective.keeps_residuals):
+            reason = f"a server encodes gradients again and keeps their residuals, not {kind.__name__} payloads"
+        if reason:
+            raise Incompatible(
+                f"{self.component_name}: transfer={self.transfer} is not possible: {reason}; add collective=ring to it"
+            )
+
+
+class KFAC(BoundOptimizer):
+    """K-FAC in front of another optimizer, whose parameter groups it has.
+
+    It computes factors while the model runs forward and backward, once per step. The state is the running averages of
+    the factors, fp32 [d, d], and their Cholesky factors, all equal on all ranks, and the inner optimizer's state.
+
+    Args:
+        model: the network; in DistributedDataParallel, or with gradients that are averaged otherwise, unless `inner`
+            takes each rank's own gradients, as `MaxAdaBelief` does.
+        inner: steps on the preconditioned gradients; another optimizer of the same network.
+        collective: sums the factors; a spec such as "ring", or an instance; None: the communicator's, or "native".
+        group: process group of the ranks; None for the default group.
+        timeout_s: longest wait for any one message, in seconds.
+        communicator: connects the ranks in place of a group; the caller closes it.
+        options: `KfacOptions`.
+
+    Raises:
+        OptionError: an option is unknown or out of range, or the collective cannot sum factors.
+        ValueError: `inner` encodes what it sends itself.
+    """
+
+    communicator: CompressedCommunicator
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inner: torch.optim.Optimizer,
+        *,
+        collective: Collective | str | None = None,
+        group: dist.ProcessGroup | None = None,
+        timeout_s: float = 300.0,
+        communicator: CompressedCommunicator | None = None,
+        **options: Any,
+    ) -> None:
+        chosen = KfacOptions.from_text(options)
+        if isinstance(inner, FlatOptimizer):
+            raise ValueError(
+                f"K-FAC does not precondition for {type(inner).__name__}, which encodes what it sends; give it another "
+                "optimizer, such as torch.optim.SGD"
+            )
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+        self._bound = inner if isinstance(inner, BoundOptimizer) else None
+        if isinstance(collective, str):
+            collective = build("collectives", Collective, collective)
+        self.communicator = communicator or self.open_communicator(
+            model, "none", collective or "native", group, timeout_s, lambda _, summing: chosen.check_summing(summing)
+        )
+        summing = self.communicator.bind(collective or self.communicator.collective.options)
+        self._options = chosen
+        self._capture = MomentCapture(model)
+        self._exchange = MomentExchange(self.communicator, summing, chosen.transfer, _DTYPES[chosen.precision])
+        self._averages = [
+            torch.eye(size, device=layer.module.weight.device) for layer in self._capture.layers for size in layer.sizes
+        ]
+        self._factors: list[torch.Tensor] = []
+        self._steps = 0
+        self._capture.wanted = True
+
+    @override
+    def update(self) -> None:
+        self._update_factors()
+        self._steps += 1
+        self._capture.wanted = self._steps % self._options.update_every == 0
+        if self._factors:
+            has_own_gradients = self._bound is not None and self._bound.keeps_gradients
+            changed = kfac_update(
+                [layer.gradient for layer in self._capture.layers],
+                self._factors,
+                self.param_groups[0]["lr"],
+                self._options.kl_clip,
+                self._exchange.mean_scalar if has_own_gradients else lambda change: change,
+            )
+            for layer, matrix in zip(self._capture.layers, changed, strict=True):
+                layer.replace_gradient(matrix)
+        self.inner.step()
+
+    @property
+    @override
+    def residual_nbytes(self) -> int:
+        return self._bound.residual_nbytes if self._bound else 0
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {
+            "inner": self.inner.state_dict(),
+            "averages": self._averages,
+            "factors": self._factors,
+            "steps": self._steps,
+        }
+
+    @override
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.inner.load_state_dict(state_dict["inner"])
+        self.param_groups = self.inner.param_groups
+        for average, saved in zip(self._averages, state_dict["averages"], strict=True):
+            average.copy_(saved)
+        self._factors = [factor.clone() for factor in state_dict["factors"]]
+        self._steps = state_dict["steps"]
+        self._capture.wanted = self._steps % self._options.update_every == 0
+
+    @override
+    def close(self) -> None:
+        super().close()
+        if self._bound is not None:
+            self._bound.close()
+
+    def _update_factors(self) -> None:
+        """Let the factors follow this step's moments, if they are due and none of them is infinite or NaN."""
+        if not (self._capture.wanted and self._averages):
+            return
+        means = self._exchange.mean(self._capture.moments())
+        if means is not None:
+            for average, mean in zip(self._averages, means, strict=True):
+                average.mul_(self._options.decay).add_(mean, alpha=1 - self._options.decay)
+            self._factors = self._exchange.factors(self._averages, self._options.damping)
