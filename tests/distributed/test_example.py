@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.train import partition
 from bench.train.data import order
 from gradwire import attach
-from tests.testing.invoke import invoke, only_run
+from tests.testing.invoke import execute, only_run
 from tests.testing.ranks import run_ranks
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_digits.py"
@@ -126,7 +126,7 @@ def trained_by_dion(rank: int) -> dict[str, torch.Tensor]:
 def test_dion_in_a_script_is_dion_in_bench_bit_for_bit(tmp_path: Path) -> None:
     script = SCRIPT.with_name("train_dion.py")
     assert len(script.read_text(encoding="utf-8").splitlines()) <= 40
-    answer = invoke(
+    answer = execute(
         "run", "--model", f"{script}:network", "--dataset", f"{script}:digits", "--optimizer", "dion", "--lr", "0.05",
         "--schedule", "constant", "--batch-size", "16", "--epochs", "1", "--seeds", "7",
         "--threads", "1", "--device", "cpu", "--save-model", "--out", str(tmp_path / "runs"),
