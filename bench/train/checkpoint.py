@@ -20,7 +20,7 @@ from bench.core.run_folder import RunFolder, read_json
 from bench.datasets.base import Dataset, Samples
 from bench.train import data, partition
 from bench.train.data import Batches
-from collectives.server import EVERY_RANK
+from collectives.recoding import EVERY_RANK
 from collectives.transport.process_group import gather_json
 from gradwire.exchange.packed_state import PackedState, StateError, load_state
 
@@ -249,11 +249,17 @@ def _exchange(parts: Sequence[RankState], rank: int, world_size: int, waiting: W
         for name in ("residuals", "velocities")
     }
     collective = own["collective"]
-    if "errors" in collective:  # of a ring's partial sums, which are added to a rank's own part like residuals
-        errors = [part["collective"]["errors"] for part in parts]
-        collective = collective | {"errors": _means(errors) if waiting == "sum" else {}}
-    else:
-        collective = _server([part["collective"] for part in parts], world_size, waiting)
+    if collective:
+        kept = [part["collective"]["residuals"] for part in parts] if waiting == "sum" else []
+        if collective["keepers"]:  # each residual is a part of a sum over ranks, and on one rank
+            scale = world_size / len(parts)
+            residuals = {key: residual * scale for residuals in kept for key, residual in residuals.items()}
+        else:
+            residuals = _means(kept)
+        collective = {
+            "residuals": residuals,
+            "keepers": dict.fromkeys(residuals if collective["keepers"] else {}, EVERY_RANK),
+        }
     return own | {"reducer": reducer, "collective": collective}
 
 
@@ -263,26 +269,6 @@ def _means(by_rank: Sequence[dict[int, torch.Tensor]]) -> dict[int, torch.Tensor
         key: torch.stack([tensors[key] for tensors in by_rank if key in tensors]).sum(dim=0) / len(by_rank)
         for key in keys
     }
-
-
-def _server(parts: Sequence[RankState], world_size: int, waiting: Waiting) -> RankState:
-    """Return a collective's state with the residuals of all servers (ranks that sum one part of the gradient each).
-
-    Each new rank will keep the residuals of the part that it sums. A server's residuals are parts of sums over ranks,
-    so they are multiplied by (number of new ranks / number of old ranks).
-
-    Args:
-        parts: the state of the collective on each old rank; empty dicts if the collective has no servers.
-        world_size: the new number of ranks.
-        waiting: "sum" keeps the residuals, "drop" discards them.
-    """
-    serving = next((part for part in parts if part.get("residuals")), parts[0])
-    if not serving:
-        return serving
-    scale = world_size / len(parts)
-    owing = parts if waiting == "sum" else ()
-    kept = {key: residual * scale for part in owing for key, residual in part["residuals"].items()}
-    return serving | {"residuals": kept, "keepers": dict.fromkeys(kept, EVERY_RANK)}
 
 
 def _redistributed(

@@ -110,7 +110,7 @@ class LocalSteps(CompressedCommunicator):
     @override
     def start_step(self, step: Step) -> None:
         self.show_inner()
-        # Leaves out the downlink's step, which the thread may be reading.
+        # Leaves out the step of the sums' encoder, which the thread may be reading.
         self._step, self._report = step, StepReport(encode_s=0.0, exchange_s=0.0, exposed_s=0.0)
 
     def prepare_gradients_(self, layers: Sequence[Layer] | None = None) -> bool:
@@ -126,7 +126,7 @@ class LocalSteps(CompressedCommunicator):
         if self.averages_gradients:
             for weight in weights:
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-            self._downlink.step = self._step
+            self._sum_encoder.step = self._step
             self.combine_([weight.grad for weight in weights if weight.grad is not None], layers=layers)
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         # One check of all, because a GPU is waited for at each. Norms of finite gradients may overflow.
@@ -299,7 +299,7 @@ class LocalSteps(CompressedCommunicator):
 
     def _average_(self, exchange: Exchange, step: Step) -> Bucket:
         """Average the difference and the buffers over ranks; residuals are proposed, for the caller to accept."""
-        self._downlink.step = step
+        self._sum_encoder.step = step
         fragment = self._fragments[exchange.number % len(self._fragments)]
         bucket = Bucket(layers=fragment.layers, gradients=list(fragment.split(exchange.mean)), step=step)
         self.reducer.reduce(bucket, self._sum, self.transport)

@@ -30,7 +30,7 @@ from bench.strategies.placed.messages import (
     send_tensor,
     tell,
 )
-from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
+from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder
 from collectives.payloads.base import Payload, unpack
 from collectives.schedule.rounds import Layout
 from collectives.server import added
@@ -253,7 +253,7 @@ class HostSum(Collective):
         self.to_host = to_host
 
     @override
-    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundHostSum:
+    def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundHostSum:
         return BoundHostSum(self, transport)
 
     @override
