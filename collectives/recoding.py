@@ -19,7 +19,7 @@ from collectives.payloads.base import PayloadError
 from collectives.schedule.rounds import LayerStretch, Layout
 from collectives.transport.base import Receive, Send, Transport, wait_all
 
-# Keeper of a stretch whose residual is the same on all ranks, as after resuming with another number of ranks.
+# Keeper of a stretch of whose residual all ranks keep an equal share, as after resuming with another number of ranks.
 EVERY_RANK = -1
 
 Residuals = dict[LayerStretch, torch.Tensor]  # fp32 [elements of the stretch]
@@ -113,7 +113,8 @@ class RecodingSum(BoundCollective):
                     arrived[new] = torch.zeros(new.stop - new.start, dtype=torch.float32, device=self.transport.device)
                 into = arrived[new][start - new.start : stop - new.start]
                 if source in (rank, EVERY_RANK):
-                    into.copy_(self._part(old, start, stop))
+                    shares = self.transport.world_size if source == EVERY_RANK else 1
+                    torch.mul(self._part(old, start, stop), shares, out=into)
                 else:
                     receives.append((into, source))
         with self.transport.counted_as("state"):
@@ -163,3 +164,8 @@ def by_stretch(total: torch.Tensor, stretches: Sequence[LayerStretch]) -> Residu
     """Return each stretch's part of `total`, fp32 [elements of all stretches], as a view."""
     parts = torch.split(total, [stretch.stop - stretch.start for stretch in stretches])
     return dict(zip(stretches, parts, strict=True))
+
+
+def on_every_rank(shares: dict[tuple[int, int, int], torch.Tensor]) -> dict[str, Any]:
+    """Return a state in which each rank keeps the same residuals, its share of what all ranks together keep."""
+    return {"residuals": shares, "keepers": dict.fromkeys(shares, EVERY_RANK)}

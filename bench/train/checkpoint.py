@@ -20,7 +20,7 @@ from bench.core.run_folder import RunFolder, read_json
 from bench.datasets.base import Dataset, Samples
 from bench.train import data, partition
 from bench.train.data import Batches
-from collectives.recoding import EVERY_RANK
+from collectives.recoding import on_every_rank
 from collectives.transport.process_group import gather_json
 from gradwire.exchange.packed_state import PackedState, StateError, load_state
 
@@ -228,7 +228,7 @@ def resized(
     counts = {name: value for name, value in state["counts"].items() if not name.endswith("_at")}
     strategy = state["strategy"] | {
         "exchanges": [
-            _exchange(parts, rank, config.world_size, waiting)
+            _exchange(parts, rank, waiting)
             for parts in zip(*(each["strategy"]["exchanges"] for each in states), strict=True)
         ]
     }
@@ -240,30 +240,20 @@ def resized(
     return state | changed
 
 
-def _exchange(parts: Sequence[RankState], rank: int, world_size: int, waiting: Waiting) -> RankState:
+def _exchange(parts: Sequence[RankState], rank: int, waiting: Waiting) -> RankState:
     own = parts[rank % len(parts)]
     if "reducer" not in own:  # DDP itself, which keeps nothing
         return own
-    reducer = own["reducer"] | {
-        name: _means([part["reducer"][name] for part in parts]) if waiting == "sum" else {}
-        for name in ("residuals", "velocities")
-    }
-    collective = own["collective"]
-    if collective:
-        kept = [part["collective"]["residuals"] for part in parts] if waiting == "sum" else []
-        if collective["keepers"]:  # each residual is a part of a sum over ranks, and on one rank
-            scale = world_size / len(parts)
-            residuals = {key: residual * scale for residuals in kept for key, residual in residuals.items()}
-        else:
-            residuals = _means(kept)
-        collective = {
-            "residuals": residuals,
-            "keepers": dict.fromkeys(residuals if collective["keepers"] else {}, EVERY_RANK),
-        }
+
+    def means(of: str, name: str) -> dict[Any, torch.Tensor]:
+        return _means([part[of][name] for part in parts]) if waiting == "sum" else {}
+
+    reducer = own["reducer"] | {name: means("reducer", name) for name in ("residuals", "velocities")}
+    collective = own["collective"] and on_every_rank(means("collective", "residuals"))
     return own | {"reducer": reducer, "collective": collective}
 
 
-def _means(by_rank: Sequence[dict[int, torch.Tensor]]) -> dict[int, torch.Tensor]:
+def _means(by_rank: Sequence[dict[Any, torch.Tensor]]) -> dict[Any, torch.Tensor]:
     keys = {key: None for tensors in by_rank for key in tensors}  # a rank without the tensor counts as zeros
     return {
         key: torch.stack([tensors[key] for tensors in by_rank if key in tensors]).sum(dim=0) / len(by_rank)

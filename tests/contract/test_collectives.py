@@ -404,7 +404,7 @@ def test_a_layer_whose_parts_would_be_of_another_kind_goes_to_one_server_whole()
         assert torch.equal(total, Seeded(90, 3, torch.full((9,), 6.0)).to_dense())
 
 
-def test_what_every_rank_was_given_of_residuals_stays_where_it_is_served() -> None:
+def test_shares_of_residuals_on_every_rank_are_added_where_they_are_served() -> None:
     """This happens after a resume with another number of ranks."""
 
     def rank(transport: MemoryTransport) -> tuple[list[float], list[int]]:
@@ -418,7 +418,7 @@ def test_what_every_rank_was_given_of_residuals_stays_where_it_is_served() -> No
         return total.to_dense().tolist(), list(state["residuals"])
 
     answers = run_threads(rank, 3)
-    assert answers == [([1, 1, 4, 1], []), ([1, 1, 4, 1], [(7, 0, 4)]), ([1, 1, 4, 1], [])]
+    assert answers == [([3, 3, 6, 3], []), ([3, 3, 6, 3], [(7, 0, 4)]), ([3, 3, 6, 3], [])]
 
 
 def test_a_server_that_keeps_residuals_asks_for_the_layers() -> None:

@@ -85,7 +85,7 @@ def test_other_ranks_go_on_without_a_sample_that_was_used_in_the_epoch(world_siz
 
 
 def test_what_waits_to_be_sent_is_applied_by_other_ranks_as_it_would_have_been() -> None:
-    """A step applies the mean over ranks; a server keeps sums."""
+    """A step applies the mean over ranks, so every new rank gets the mean of what the old ranks kept."""
     states = []
     for rank in range(2):
         reducer = {"residuals": {0: torch.tensor([4.0 + 2 * rank, 1.0])}, "velocities": {}, "memory": {"q": {0: rank}}}
@@ -96,13 +96,13 @@ def test_what_waits_to_be_sent_is_applied_by_other_ranks_as_it_would_have_been()
         next(old)
         states.append({"batches": [old.state_dict()], "counts": {}, "strategy": {"exchanges": [hook]}})
     config = make_config(batch_size=4, replicas=3, world_size=3)
-    for waiting, mean, served in (("sum", 5.0, [9.0, 10.5]), ("drop", 0.0, [])):
+    for waiting, mean, served in (("sum", 5.0, [3.0, 3.5]), ("drop", 0.0, [])):
         new = [resized(states, config, rank, waiting, DATASET, TRAIN) for rank in range(3)]  # type: ignore[arg-type]
         exchanges = [state["strategy"]["exchanges"][0] for state in new]
         zero = torch.zeros(2)
         residuals = [exchange["reducer"]["residuals"].get(0, zero) for exchange in exchanges]
         assert float(torch.stack(residuals).mean(dim=0)[0]) == mean
-        for state in (exchange["collective"] for exchange in exchanges):  # each rank begins with all of it
+        for state in (exchange["collective"] for exchange in exchanges):
             assert [float(residual) for residual in state["residuals"].values()] == served
             assert state["keepers"] == dict.fromkeys(state["residuals"], EVERY_RANK)
         assert [exchange["reducer"]["memory"]["q"][0] for exchange in exchanges] == [0, 1, 0]
