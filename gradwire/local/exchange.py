@@ -22,7 +22,7 @@ from typing_extensions import override
 from collectives.allreduce import Ring
 from collectives.base import Collective, Key
 from collectives.payloads import Dense, Payload
-from collectives.payloads.bundle import UnreducedSum
+from collectives.payloads.bundle import UnreducedSum, mean_over_senders_
 from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.layer import Layer, Step, layers_of, memory_nbytes
@@ -408,17 +408,14 @@ def _combined(total: Payload, numels: Sequence[int], options: LocalOptions) -> P
     terms = list(total.terms) if isinstance(total, UnreducedSum) else [total]
     factors = _factors(terms, numels) if options.clip == "median" else None
     result = torch.zeros(total.numel, device=total.device)
-    senders = torch.zeros_like(result) if options.average == "senders" else None
     for rank, term in enumerate(terms):
         dense = term.to_dense()
-        if senders is not None:
-            senders += dense != 0
         if factors is not None:
             for part, factor in zip(dense.split(list(numels)), factors[rank].tolist(), strict=True):
                 part.mul_(factor)
         result += dense
-    if senders is not None:
-        result.mul_(len(terms)).div_(senders.clamp_(min=1))
+    if options.average == "senders":
+        mean_over_senders_(result.mul_(len(terms)), terms)
     return Dense(result)
 
 
