@@ -318,6 +318,7 @@ class LocalSteps(CompressedCommunicator):
 
     def _share_buffers_(self, buffers: Sequence[torch.Tensor]) -> None:
         """Replace floating-point buffers with their means over ranks, and others with those of rank 0."""
+        # Training goes on with these, so variances are plain means, unlike those of an evaluation of all ranks' models.
         if self.transport.world_size == 1:
             return
         floats = [buffer for buffer in buffers if buffer.is_floating_point()]
