@@ -22,7 +22,7 @@ from collectives.transport.base import Receive, Send, Transport, wait_all
 # Keeper of a stretch of whose residual all ranks keep an equal share, as after resuming with another number of ranks.
 EVERY_RANK = -1
 
-Residuals = dict[LayerStretch, torch.Tensor]  # fp32 [elements of the stretch]
+ByStretch = dict[LayerStretch, torch.Tensor]  # fp32 [elements of the stretch]
 
 
 class RecodingSum(BoundCollective):
@@ -39,8 +39,8 @@ class RecodingSum(BoundCollective):
     def __init__(self, options: Collective, transport: Transport, encoder: SumEncoder | None) -> None:
         super().__init__(options, transport)
         self._encoder = encoder
-        self._residuals: Residuals = {}
-        self._proposed: Residuals = {}
+        self._residuals: ByStretch = {}
+        self._proposed: ByStretch = {}
         self._keepers: dict[LayerStretch, int] = {}  # those of all ranks, if stretches move between ranks
 
     @property
@@ -77,7 +77,7 @@ class RecodingSum(BoundCollective):
             if stretch in self._residuals:
                 part.add_(self._residuals[stretch])
 
-    def propose(self, residuals: Residuals) -> None:
+    def propose(self, residuals: ByStretch) -> None:
         """Propose new residuals of some stretches; the tensors are not copied, so they must not change afterwards."""
         self._proposed |= residuals
 
@@ -97,7 +97,7 @@ class RecodingSum(BoundCollective):
         rank = self.transport.rank
         layers = {stretch.layer for stretch in changed}
         before = {old: keeper for old, keeper in self._keepers.items() if old.layer in layers}
-        arrived: Residuals = {}
+        arrived: ByStretch = {}
         sends: list[Send] = []
         receives: list[Receive] = []
         for new, keeper in changed.items():
@@ -160,7 +160,7 @@ class RecodingSum(BoundCollective):
         self._proposed = {}
 
 
-def by_stretch(total: torch.Tensor, stretches: Sequence[LayerStretch]) -> Residuals:
+def by_stretch(total: torch.Tensor, stretches: Sequence[LayerStretch]) -> ByStretch:
     """Return each stretch's part of `total`, fp32 [elements of all stretches], as a view."""
     parts = torch.split(total, [stretch.stop - stretch.start for stretch in stretches])
     return dict(zip(stretches, parts, strict=True))

@@ -15,8 +15,6 @@ from bench.core.functions import seed_generators
 from bench.core.processes import own_rank
 from collectives.options import Incompatible, Options
 
-Tensors = Sequence[torch.Tensor]
-
 
 @dataclasses.dataclass(kw_only=True)
 class Model(Options, abc.ABC):
@@ -157,7 +155,9 @@ def try_forward(network: nn.Module, name: str, inputs: torch.Tensor) -> object:
 
 
 def pooled_buffers(
-    buffers: Mapping[str, torch.Tensor], variances: Collection[str], average: Callable[[Tensors], Tensors]
+    buffers: Mapping[str, torch.Tensor],
+    variances: Collection[str],
+    average: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
 ) -> dict[str, torch.Tensor]:
     """Return the floating-point buffers of all replicas together, by name: their means over replicas.
 
