@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
+from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder
 from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.bundle import UnreducedSum
 from collectives.schedule.execution import PackedPieces
@@ -29,7 +29,7 @@ class Allgather(Collective):
     finds_maxima = False
 
     @override
-    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundCollective:
+    def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundCollective:
         return BoundAllgather(self, transport)
 
     @override

@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 from typing_extensions import Doc, override
 
-from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
+from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder
 from collectives.options import Count, Incompatible
 from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.codes import Codes
@@ -29,7 +29,7 @@ class Native(Collective, name="native"):
     """
 
     @override
-    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundCollective:
+    def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundCollective:
         return BoundNative(self, transport)
 
     @override
@@ -100,8 +100,8 @@ class Ring(Collective, name="ring"):
         self.recodes = self.keeps_residuals = self.requantise
 
     @override
-    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundCollective:
-        return RequantisingRing(self, transport, downlink) if self.requantise else super().bind(transport)
+    def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundCollective:
+        return RequantisingRing(self, transport, encoder) if self.requantise else super().bind(transport)
 
     @override
     def check_compatible(self, kind: type[Payload]) -> None:

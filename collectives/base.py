@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
@@ -17,50 +17,29 @@ from collectives.options import Incompatible, Options
 from collectives.payloads.base import Payload, PayloadError, unpack
 from collectives.payloads.bundle import Bundle
 from collectives.schedule.execution import PackedPieces, Scratch, lost_on_wire, run_in_place
-from collectives.schedule.rounds import Key, Layout, Round, Stretch, leaves
+from collectives.schedule.rounds import Key, LayerStretch, Layout, Round, Stretch, leaves
 from collectives.transport import messages
 from collectives.transport.base import ReduceOp, Transport
 
-__all__ = ["AnswerEncoder", "BoundCollective", "Collective", "Key", "PendingSum"]
+__all__ = ["BoundCollective", "Collective", "Key", "PendingSum", "SumEncoder"]
 
 
-class AnswerEncoder(Protocol):
-    """Encoder of sums: the answers of `server`, and the partial sums of `ring`; it also knows the layers' sizes.
-
-    A training run implements it with its compressor.
-    """
+class SumEncoder(Protocol):
+    """Encodes sums again on their way, with a run's compressor; it also knows the layers' sizes."""
 
     def numel(self, layer_id: int) -> int:
         """Return the number of elements of the layer with this id."""
 
-    def encode(self, total: torch.Tensor, layers: tuple[int, ...]) -> Payload:
-        """Return the payload that a server sends back for the sum of some layers.
+    def encode(self, total: torch.Tensor, stretches: Sequence[LayerStretch], hop: int = 0) -> Payload:
+        """Return the payload in which a sum travels on.
+
+        Whole layers are encoded as the compressor encodes gradients; anything else becomes one payload.
 
         Args:
-            total: the sum over ranks, fp32 [elements of all these layers].
-            layers: ids of the layers, in the order in which they lie in `total`.
-        """
-
-    def encode_partial(self, total: torch.Tensor, layer: int, hop: int) -> Payload:
-        """Return the payload with which a partial sum travels on, of any elements of one payload.
-
-        Args:
-            total: the partial sum, fp32, 1-D.
-            layer: id of the layer that contains the first of these elements.
+            total: the sum, fp32 [elements of all stretches].
+            stretches: the parts of layers in `total`, in the order in which they lie in it.
             hop: number of ranks that encoded these elements before; random rounding differs between hops.
         """
-
-    def commit(self) -> None:
-        """Accept the changes of the encoder's state that `encode` proposed since the last `commit` or `drop`."""
-
-    def drop(self) -> None:
-        """Discard the changes of the encoder's state that `encode` proposed since the last `commit` or `drop`."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the encoder's state that a checkpoint must hold."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the encoder's state with one that `state_dict` returned."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -90,12 +69,12 @@ class Collective(Options, abc.ABC):
     recodes = False
     keeps_residuals = False
 
-    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundCollective:
+    def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundCollective:
         """Return a `BoundCollective` that sums among the ranks of a transport. Every rank must call this method.
 
         Args:
             transport: connects the ranks.
-            downlink: encodes the sums that a server sends back, or a ring's partial sums; other collectives ignore it.
+            encoder: encodes sums again on their way; only for a collective that `recodes` or `keeps_residuals`.
 
         Raises:
             Incompatible: the options do not work with this number of ranks.

@@ -16,14 +16,16 @@ payload once, which is the least possible. With `shares=bandwidth` the shares mi
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import time
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
 from typing_extensions import Doc, override
 
-from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
+from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder
 from collectives.options import Count, Incompatible, OptionError, Positive
 from collectives.payloads.base import Payload, shifted
 from collectives.schedule.execution import PackedPieces
@@ -63,7 +65,7 @@ class Direct(Collective):
             raise OptionError("direct: rates without shares=bandwidth have no effect; add shares=bandwidth")
 
     @override
-    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundCollective:
+    def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundCollective:
         self.check_ranks(transport.world_size)
         return BoundDirect(self, transport)
 
@@ -83,22 +85,7 @@ class Direct(Collective):
         """Return one round per segment and one more; None if the shares are measured."""
         if self.measures(world_size):
             return None
-        everyone, segments = frozenset(range(world_size)), self.owned(world_size, layout)
-        rounds = []
-        for summed, contributed in itertools.pairwise([{}, *segments, {}]):
-            round_ = Round(layout.itemsize)
-            for distance in range(1, world_size):
-                to, source = (rank + distance) % world_size, (rank - distance) % world_size
-                if to in contributed:
-                    round_.send(to, _piece(contributed[to], frozenset([rank])))
-                if rank in contributed:
-                    round_.receive(source, _piece(contributed[rank], frozenset([source])), effect="collect")
-                if rank in summed:
-                    round_.send(to, _piece(summed[rank], everyone))
-                if source in summed:
-                    round_.receive(source, _piece(summed[source], everyone))
-            rounds.append(round_)
-        return rounds
+        return owner_rounds(world_size, rank, self.owned(world_size, layout), layout.itemsize)
 
     @override
     def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:
@@ -129,6 +116,34 @@ class Direct(Collective):
         ]
 
 
+def owner_rounds(
+    world_size: int, rank: int, segments: Sequence[dict[int, Place]], itemsize: int | None = None
+) -> list[Round]:
+    """Return the rounds in which ranks send parts to their owners, and owners send the sums of these parts to all.
+
+    Args:
+        world_size: number of ranks.
+        rank: the rank whose messages to return.
+        segments: for each segment, the place of each owner's part, by rank.
+        itemsize: as in `Round`.
+    """
+    everyone, rounds = frozenset(range(world_size)), []
+    for summed, contributed in itertools.pairwise([{}, *segments, {}]):
+        round_ = Round(itemsize)
+        for distance in range(1, world_size):  # each rank begins with a different peer, to spread the load
+            to, source = (rank + distance) % world_size, (rank - distance) % world_size
+            if to in contributed:
+                round_.send(to, _piece(contributed[to], frozenset([rank])))
+            if rank in contributed:
+                round_.receive(source, _piece(contributed[rank], frozenset([source])), effect="collect")
+            if rank in summed:
+                round_.send(to, _piece(summed[rank], everyone))
+            if source in summed:
+                round_.receive(source, _piece(summed[source], everyone))
+        rounds.append(round_)
+    return rounds
+
+
 def _piece(place: Place, terms: frozenset[int]) -> Piece:
     start, stop, number = place
     return Piece(start, stop, terms, number)
@@ -155,15 +170,12 @@ class BoundDirect(BoundCollective):
     def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
         if layout.itemsize is not None:
             return super().start_like(payload, layout, op)
+
+        def added(place: Place, terms: Sequence[Payload]) -> Payload:
+            return functools.reduce(lambda total, term: total.add(term, shifted(payload.keep_lost, place[0])), terms)
+
         pieces = PackedPieces(self.transport, payload, layout)
-        for round_ in self.rounds_of(layout):
-            pieces.run([round_])
-            owned = [message.pieces[0].place for message in round_.receives if message.effect == "collect"]
-            for place in owned[:1]:  # all of these messages hold the same elements
-                total, *others = pieces.terms(place)
-                for other in others:
-                    total = total.add(other, shifted(payload.keep_lost, place[0]))
-                pieces.held[place] = total
+        pieces.run(self.rounds_of(layout), added)
         return PendingSum.done(pieces.total())
 
 

@@ -18,7 +18,7 @@ from typing_extensions import Doc, override
 
 from collectives import options
 from collectives.allgather import Allgather, BoundAllgather
-from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum, without_residuals
+from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder, without_residuals
 from collectives.options import Count, Incompatible, OptionError
 from collectives.payloads.base import Dense, KeepLost, Payload, unpack
 from collectives.payloads.bundle import Bundle, UnreducedSum, members
@@ -65,7 +65,7 @@ class Hierarchical(Collective):
         return part
 
     @override
-    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundCollective:
+    def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundCollective:
         return BoundHierarchical(self, transport)
 
     @override

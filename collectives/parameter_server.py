@@ -70,7 +70,7 @@ class Push:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Answer:
+class ServerReply:
     """The parameters that a worker gets for its next clock.
 
     Attributes:
@@ -131,7 +131,7 @@ class ParameterServer:
         self._waiting: dict[int, dict[int, Push]] = {}  # clock -> rank -> push that is not applied yet
         self._packed: tuple[int, list[torch.Tensor]] = (-1, [])
         self._synchronizing: list[Session] = []
-        self._synchronized: list[Answer] = []  # what the last completed `synchronize` answered
+        self._synchronized: list[ServerReply] = []  # what the last completed `synchronize` answered
         self._num_synchronized = 0
         self._failure: BaseException | None = None
 
@@ -163,7 +163,7 @@ class ParameterServer:
     def take(self, push: Push, session: Session) -> int:
         """Apply a push (one worker's gradients), or keep it until the pushes of all workers for its step have arrived.
 
-        Return the staleness of the push, as in `Answer`. Only one thread may call this method at a time; sessions
+        Return the staleness of the push, as in `ServerReply`. Only one thread may call this method at a time; sessions
         ensure this.
         """
         if self.staleness is None:
@@ -185,11 +185,11 @@ class ParameterServer:
         """Return True if a worker may start the clock (its step) with this number, counted from 0."""
         return self.staleness is None or self.version >= clock - self.staleness
 
-    def _answer(self, session: Session, staleness: int | None) -> Answer:
+    def _answer(self, session: Session, staleness: int | None) -> ServerReply:
         if self._packed[0] != self.version:
             self._packed = (self.version, self._parameters.packed())
         clocks_of_all = sum(other.clock for other in self._sessions.values())
-        return Answer(
+        return ServerReply(
             version=self.version,
             num_steps=clocks_of_all // self.world_size if self.staleness is None else session.clock,
             staleness=staleness,
@@ -231,7 +231,7 @@ class Session:
         """Push the encoded gradient of one layer in the current step; its tensors must not change afterwards."""
         self._payloads[layer_id] = payload
 
-    def end_clock(self, clock_end: ClockEnd) -> Answer:
+    def end_clock(self, clock_end: ClockEnd) -> ServerReply:
         """End the current clock (step) after all layers were pushed; return the parameters when the next one may start.
 
         Raises:
@@ -249,7 +249,7 @@ class Session:
             self.version = server.version
             return server._answer(self, None if clock_end.dropped else behind)
 
-    def synchronize(self) -> Answer:
+    def synchronize(self) -> ServerReply:
         """Wait until all workers have called this method and all pushes are applied; return the parameters.
 
         All workers get the same version. If staleness is bounded, all workers must have ended the same number of
@@ -361,11 +361,11 @@ class RemoteServer:
         payload.tensor_id = layer_id
         self._sent.append(self._link.send(messages.pack(payload, self._link, self._bound), SERVER))
 
-    def end_clock(self, clock_end: ClockEnd) -> Answer:
+    def end_clock(self, clock_end: ClockEnd) -> ServerReply:
         """End the current clock (step); wait for and return the parameters with which the next one starts."""
         return self._ask(ControlMessage(Request.DROP if clock_end.dropped else Request.APPLY, clock_end))
 
-    def synchronize(self) -> Answer:
+    def synchronize(self) -> ServerReply:
         """Wait until all workers have called this method and all gradients are applied; return the parameters."""
         return self._ask(ControlMessage(Request.SYNCHRONIZE))
 
@@ -378,7 +378,7 @@ class RemoteServer:
             message = ControlMessage(Request.DISCONNECT).pack()
             wait_all([self._link.send(message, SERVER) for _ in range(self._num_posted)])
 
-    def _ask(self, control: ControlMessage) -> Answer:
+    def _ask(self, control: ControlMessage) -> ServerReply:
         reply = torch.empty(_REPLY.size, dtype=torch.uint8)
         parameters = [torch.empty(HEADER_BYTES + 4 * numel, dtype=torch.uint8) for numel in self._numels]
         incoming = self._link.post([], [(buffer, SERVER) for buffer in (reply, *parameters)])
@@ -391,7 +391,7 @@ class RemoteServer:
         if magic != _MAGIC:
             raise PayloadError(f"the server's answer starts with {magic:#06x} instead of {_MAGIC:#06x}")
         staleness = None if behind == _NONE else behind
-        return Answer(version=version, num_steps=num_steps, staleness=staleness, parameters=parameters)
+        return ServerReply(version=version, num_steps=num_steps, staleness=staleness, parameters=parameters)
 
 
 def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
@@ -434,7 +434,7 @@ def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
             _reply(link, session.end_clock(control.clock_end))
 
 
-def _reply(link: Transport, answer: Answer) -> None:
+def _reply(link: Transport, answer: ServerReply) -> None:
     behind = _NONE if answer.staleness is None else answer.staleness
     reply = _REPLY.pack(_MAGIC, behind, answer.version, answer.num_steps)
     with link.counted_as("control"):

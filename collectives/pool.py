@@ -26,7 +26,7 @@ import torch
 from annotated_types import Ge, Le
 from typing_extensions import Doc, override
 
-from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
+from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder
 from collectives.options import OptionError
 from collectives.payloads.base import Payload, balanced_borders, unpack
 from collectives.payloads.bundle import UnreducedSum
@@ -67,7 +67,7 @@ class Pool(Collective):
             )
 
     @override
-    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundPool:
+    def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundPool:
         return BoundPool(self, transport)
 
     @override

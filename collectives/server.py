@@ -21,37 +21,34 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from typing_extensions import Doc, override
 
-from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
-from collectives.options import Count, CountOrZero, Incompatible, OptionError
-from collectives.payloads.base import Dense, Payload, PayloadError
+from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder
+from collectives.options import Count, CountOrZero, Incompatible
+from collectives.payloads.base import Dense, Payload
 from collectives.payloads.bundle import members
 from collectives.payloads.codec.values import SHORT, to_value_dtype
 from collectives.payloads.group_sparse import RowSparse
 from collectives.payloads.sparse import IndexedValues, Sparse
+from collectives.recoding import RecodingSum, by_stretch
 from collectives.schedule.execution import PackedPieces
-from collectives.schedule.rounds import Key, Layout, Piece, Place, Round, Stretch, leaves
-from collectives.transport.base import Receive, ReduceOp, Send, Transport, wait_all
+from collectives.schedule.rounds import (
+    Key,
+    LayerStretch,
+    Layout,
+    Piece,
+    Place,
+    Round,
+    Stretch,
+    leaves,
+    stretches_between,
+)
+from collectives.transport.base import ReduceOp, Transport
 from collectives.transport.messages import sum_wires
-
-
-class LayerStretch(NamedTuple):
-    """A range of a layer's elements.
-
-    Attributes:
-        layer: id of the layer.
-        start, stop: first element and one past the last, counted within the layer.
-    """
-
-    layer: int
-    start: int
-    stop: int
 
 
 class Shard(NamedTuple):
@@ -63,7 +60,8 @@ class Shard(NamedTuple):
         place: (first element in the message, one past the last, number of the shard in the message).
         elementwise: True if ranks push the shard as element-wise payloads of one dtype; the sum has that dtype too.
         keeps_loss: True if the server keeps the error of the sum that it sends back, and adds it to the next sum.
-        stretches: the stretches of layers in the shard if `keeps_loss`, otherwise empty.
+        encodes: True if the server encodes the sum.
+        stretches: the stretches of layers in the shard if it `keeps_loss` or `encodes`; otherwise they may be missing.
     """
 
     key: Key
@@ -71,6 +69,7 @@ class Shard(NamedTuple):
     place: Place
     elementwise: bool
     keeps_loss: bool
+    encodes: bool
     stretches: Sequence[LayerStretch] = ()
 
 
@@ -106,9 +105,9 @@ class Server(Collective):
         self.tells_layers_apart = self.is_sharded or self.downlink != "dense"
 
     @override
-    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundCollective:
+    def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundCollective:
         self.check_ranks(transport.world_size)
-        return BoundServer(self, transport, downlink)
+        return BoundServer(self, transport, encoder)
 
     @override
     def check_ranks(self, world_size: int) -> None:
@@ -138,7 +137,8 @@ class Server(Collective):
                 elementwise = is_whole and part.itemsize is not None
                 types = {leaf.wire[1] for leaf in part.leaves if leaf.wire is not None}
                 loses = types <= {*SHORT} if elementwise else self.downlink != "dense"  # 16-bit sums are rounded
-                shards.append(Shard(part.key, server, place, elementwise, loses and self.keeps_residuals))
+                keeps_loss, encodes = loses and self.keeps_residuals, self.recodes and not elementwise
+                shards.append(Shard(part.key, server, place, elementwise, keeps_loss, encodes))
             first += part.numel
         return shards
 
@@ -174,7 +174,7 @@ class Server(Collective):
         return (world_size - 1) * nbytes if elementwise else None
 
 
-class BoundServer(BoundCollective):
+class BoundServer(RecodingSum):
     """The collective `server` on one rank: pushes payloads, sums the parts that this rank serves, and pulls the sums.
 
     If the sums that are sent back lose information, it also keeps the errors (residuals) of the parts that it serves.
@@ -182,84 +182,34 @@ class BoundServer(BoundCollective):
 
     options: Server
 
-    def __init__(self, options: Server, transport: Transport, downlink: AnswerEncoder | None) -> None:
-        super().__init__(options, transport)
-        self._downlink = downlink
+    def __init__(self, options: Server, transport: Transport, encoder: SumEncoder | None) -> None:
+        super().__init__(options, transport, encoder)
         self._shards: dict[Layout, list[Shard]] = {}
-        self._residuals = AnswerResiduals(transport)
 
     @override
     def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
-        if self._downlink is not None and self.options.tells_layers_apart:
-            layout = dataclasses.replace(layout, layer_numels=tuple(map(self._downlink.numel, layout.key)))
-        shards = self._shards_of(layout)
-        self._residuals.settle({stretch: shard.server for shard in shards for stretch in shard.stretches})
+        if self._encoder is not None and self.options.tells_layers_apart:
+            layout = dataclasses.replace(layout, layer_numels=tuple(map(self._encoder.numel, layout.key)))
+        shards = {shard.place: shard for shard in self._shards_of(layout)}
+        keeping = [shard for shard in shards.values() if shard.keeps_loss]
+        self.settle({stretch: shard.server for shard in keeping for stretch in shard.stretches})
         pieces = PackedPieces(self.transport, payload, layout)
-        places = [shard.place for shard in shards]
-        parts = members(payload, [stop - start for start, stop, _ in places])
-        pieces.held.update(zip(places, parts, strict=True))
-        push, pull = self.rounds_of(layout)
-        pieces.run([push])
-        for shard in shards:
-            if shard.server == self.transport.rank:
-                pieces.held[shard.place] = self._answer(shard, pieces.terms(shard.place), op)
-        pieces.run([pull])
+        parts = members(payload, [stop - start for start, stop, _ in shards])
+        pieces.held.update(zip(shards, parts, strict=True))
+        pieces.run(self.rounds_of(layout), lambda place, terms: self._answer(shards[place], terms, op))
         return PendingSum.done(pieces.total())
 
-    @property
-    @override
-    def nbytes(self) -> int:
-        return super().nbytes + self._residuals.nbytes
-
-    @override
-    def commit(self) -> None:
-        self._residuals.commit()
-        if self._downlink is not None:
-            self._downlink.commit()
-
-    @override
-    def drop(self) -> None:
-        self._residuals.drop()
-        if self._downlink is not None:
-            self._downlink.drop()
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        return self._residuals.state_dict() | {
-            "downlink": {} if self._downlink is None else self._downlink.state_dict(),
-        }
-
-    @override
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._residuals.load_state_dict(state)
-        if self._downlink is not None:
-            self._downlink.load_state_dict(state["downlink"])
-
     def _shards_of(self, layout: Layout) -> list[Shard]:
-        if layout in self._shards:
-            return self._shards[layout]
-        shards = self.options.shards(self.transport.world_size, layout)
-        if any(shard.keeps_loss for shard in shards):
-            if self._downlink is None:
-                raise OptionError(
-                    "server: downlink=recode and error_feedback=true need the layers of a training run; use "
-                    "downlink=dense or downlink=union without error feedback"
-                )
-            numels = [self._downlink.numel(layer_id) for layer_id in layout.key]
-            if sum(numels) != layout.numel:
-                raise PayloadError(
-                    f"a server with error feedback was sent {layout.numel} elements for layers {list(layout.key)}, "
-                    f"which have {sum(numels)}; give the ids of exactly the layers in the payload"
-                )
-            layers = list(zip(layout.key, itertools.accumulate(numels, initial=0), numels, strict=False))
-            for index, shard in enumerate(shards):
-                if shard.keeps_loss:
-                    start, stop, _ = shard.place
-                    cut = (LayerStretch(i, max(start - at, 0), min(stop - at, numel)) for i, at, numel in layers)
-                    stretches = [stretch for stretch in cut if stretch.start < stretch.stop]
-                    shards[index] = shard._replace(stretches=stretches)
-        self._shards[layout] = shards
-        return shards
+        if layout not in self._shards:
+            shards = self.options.shards(self.transport.world_size, layout)
+            if any(shard.keeps_loss or shard.encodes for shard in shards):
+                borders = self.borders_of(layout)
+                shards = [
+                    shard._replace(stretches=stretches_between(layout.key, borders, *shard.place[:2]))
+                    for shard in shards
+                ]
+            self._shards[layout] = shards
+        return self._shards[layout]
 
     def _answer(self, shard: Shard, terms: Sequence[Payload], op: ReduceOp) -> Payload:
         """Return a server's answer for one shard (part of a message): the sum in rank order, plus the kept residual."""
@@ -268,20 +218,16 @@ class BoundServer(BoundCollective):
             return added(terms, op)
         total = _sum_in_order(terms)
         if shard.keeps_loss:
-            self._residuals.add_to_(total, shard.stretches)
+            self.add_residuals_to_(total, shard.stretches)
         if elementwise:
             answer = _rounded(terms[0], total)
         elif self.options.downlink == "union":
             answer = _union(terms, total)
-        elif self._downlink is not None:
-            answer = self._downlink.encode(total, shard.key)
         else:
-            raise OptionError(
-                "server: downlink=recode needs the run's compressor; use downlink=dense or downlink=union"
-            )
+            answer = self.encoder.encode(total, shard.stretches)
         if shard.keeps_loss:
             answer.subtract_from_(total)
-            self._residuals.propose(total, shard.stretches)
+            self.propose(by_stretch(total, shard.stretches))
         return answer
 
 
@@ -337,120 +283,3 @@ def _union(terms: Sequence[Payload], total: torch.Tensor) -> Payload:
         indices,
         to_value_dtype(total.index_select(0, indices), functools.reduce(torch.promote_types, dtypes)),
     )
-
-
-# Keeper of a stretch whose residual is the same on all ranks, as after resuming with another number of ranks.
-EVERY_RANK = -1
-
-
-class AnswerResiduals:
-    """The residuals (errors of the sums that a server sends back) of the stretches of layers that this rank serves.
-
-    Residuals are proposed in a step, and used in later steps once they are accepted.
-    All ranks know which rank keeps the residual of which stretch. When DDP rebuilds its buckets, a layer may get
-    another server or be cut at other elements; its residuals then move to the ranks that serve it now.
-    """
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self._kept: dict[LayerStretch, torch.Tensor] = {}
-        self._proposed: dict[LayerStretch, torch.Tensor] = {}
-        self._keepers: dict[LayerStretch, int] = {}
-
-    def settle(self, keepers: Mapping[LayerStretch, int]) -> None:
-        """Move residuals to the ranks that serve the stretches of layers from now on. Every rank must call this method.
-
-        Nothing is sent if the same ranks serve the same stretches as before; otherwise one fp32 message, counted as
-        `state`, for each piece of a stretch that moves to another rank.
-
-        Args:
-            keepers: the rank that serves each stretch, for all stretches of a layer; the same on all ranks.
-        """
-        changed = {stretch: keeper for stretch, keeper in keepers.items() if self._keepers.get(stretch) != keeper}
-        if not changed:
-            return
-        rank = self._transport.rank
-        layers = {stretch.layer for stretch in changed}
-        before = {old: keeper for old, keeper in self._keepers.items() if old.layer in layers}
-        arrived: dict[LayerStretch, torch.Tensor] = {}
-        sends: list[Send] = []
-        receives: list[Receive] = []
-        for new, keeper in changed.items():
-            for old, source in before.items():
-                start, stop = max(new.start, old.start), min(new.stop, old.stop)
-                if old.layer != new.layer or start >= stop:
-                    continue
-                if keeper != rank:
-                    if source == rank:
-                        sends.append((self._part(old, start, stop), keeper))
-                    continue
-                if new not in arrived:
-                    arrived[new] = torch.zeros(new.stop - new.start, dtype=torch.float32, device=self._transport.device)
-                into = arrived[new][start - new.start : stop - new.start]
-                if source in (rank, EVERY_RANK):
-                    into.copy_(self._part(old, start, stop))
-                else:
-                    receives.append((into, source))
-        with self._transport.counted_as("state"):
-            wait_all(self._transport.post(sends, receives))
-        for old in before.keys() - (keepers.keys() - changed.keys()):
-            self._kept.pop(old, None)
-            del self._keepers[old]
-        self._kept |= arrived
-        self._keepers |= changed
-
-    def add_to_(self, total: torch.Tensor, stretches: Sequence[LayerStretch]) -> None:
-        """Add the accepted residuals of these ranges of layers' elements to `total` (mutated).
-
-        Args:
-            total: fp32 [elements of all stretches].
-            stretches: the stretches, in the order in which they lie in `total`.
-        """
-        for stretch, part in zip(stretches, _cut(total, stretches), strict=True):
-            if stretch in self._kept:
-                part.add_(self._kept[stretch])
-
-    def propose(self, total: torch.Tensor, stretches: Sequence[LayerStretch]) -> None:
-        """Propose the elements of `total` as the new residuals of these ranges of layers' elements.
-
-        Args:
-            total: the residuals, concatenated, fp32; not copied, so it must not change afterwards.
-            stretches: the stretches, in the order in which they lie in `total`.
-        """
-        self._proposed.update(zip(stretches, _cut(total, stretches), strict=True))
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of the accepted and proposed residuals on this rank."""
-        return sum(residual.nbytes for residual in (*self._kept.values(), *self._proposed.values()))
-
-    def commit(self) -> None:
-        """Accept the residuals that were proposed since the last `commit` or `drop`."""
-        self._kept |= self._proposed
-        self._proposed = {}
-
-    def drop(self) -> None:
-        """Discard the residuals that were proposed since the last `commit` or `drop`."""
-        self._proposed = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return this rank's accepted residuals, and which rank keeps the residual of which range of a layer."""
-        return {
-            "residuals": {tuple(stretch): residual.clone() for stretch, residual in self._kept.items()},
-            "keepers": {tuple(stretch): keeper for stretch, keeper in self._keepers.items()},
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace all residuals with a state that `state_dict` returned; discard proposed ones."""
-        self._kept = {LayerStretch(*each): residual.clone() for each, residual in state["residuals"].items()}
-        self._keepers = {LayerStretch(*each): keeper for each, keeper in state["keepers"].items()}
-        self._proposed = {}
-
-    def _part(self, stretch: LayerStretch, start: int, stop: int) -> torch.Tensor:
-        if stretch not in self._kept:  # before the first accepted step
-            return torch.zeros(stop - start, dtype=torch.float32, device=self._transport.device)
-        return self._kept[stretch][start - stretch.start : stop - stretch.start]
-
-
-def _cut(total: torch.Tensor, stretches: Sequence[LayerStretch]) -> tuple[torch.Tensor, ...]:
-    return torch.split(total, [stretch.stop - stretch.start for stretch in stretches])

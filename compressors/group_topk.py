@@ -22,10 +22,8 @@ from compressors.base import Granularity, PerLayer, Traits
 from compressors.kernels.selection import select_groups, send_groups, sends_groups
 from compressors.layer import Layer, Step
 from compressors.parts.buckets import NonFinite
-from compressors.parts.values import TORCH_DTYPES, Codes, ValueDtypeOption, Values
+from compressors.parts.values import TORCH_DTYPES, CodeForm, ValueDtypeOption, Values
 from compressors.sparse import Ratio, Sparsifier, WarmupEpochs, WarmupSteps, num_kept
-
-Preset = Literal["none", "patent", "recommended"]
 
 PRESETS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -94,7 +92,8 @@ class GroupTopK(Sparsifier):
         Literal["model", "bucket"], Doc("form the groups over the whole model's gradient or over each bucket's")
     ] = "bucket"
     preset: Annotated[
-        Preset, Doc("change the defaults of several options to those of the patent, or to the recommended ones")
+        Literal["none", "patent", "recommended"],
+        Doc("change the defaults of several options to those of the patent, or to the recommended ones"),
     ] = "none"
 
     def __post_init__(self) -> None:
@@ -138,7 +137,7 @@ class GroupTopK(Sparsifier):
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         k, last_k = self._kept(self.density.at(step), x.numel())
         positions = select_groups(x, self.group_size, k, last_k)
-        if isinstance(self.form, Codes):
+        if isinstance(self.form, CodeForm):
             return self.form.of_groups(x.numel(), self.group_size, k, positions, x.index_select(0, positions))
         values = to_value_dtype(x.index_select(0, positions), TORCH_DTYPES[self.value_dtype], step.world_size)
         return GroupSparse(x.numel(), self.group_size, k, values, positions.remainder(self.group_size))
@@ -160,7 +159,7 @@ class GroupTopK(Sparsifier):
         if residual is None or left is None or not sends_groups(self.group_size, left):
             return by_steps()
         groups, numel = (self.group_size, *self._kept(self.density.at(step), left.numel())), left.numel()
-        if isinstance(self.form, Codes):
+        if isinstance(self.form, CodeForm):
             values, _, positions, is_finite = send_groups(gradients, residual, left, groups, None, step.world_size)
             if is_finite:
                 return self.form.of_groups(numel, *groups[:2], positions, values, left)
@@ -187,7 +186,7 @@ class GroupTopK(Sparsifier):
     def expected_nbytes(self, layer: Layer) -> int:
         k, last_k = self._kept(self.ratio, layer.numel)
         num_entries = k * (layer.numel // self.group_size) + last_k
-        if isinstance(self.form, Codes):
+        if isinstance(self.form, CodeForm):
             return SparseCodes.packed_nbytes(layer.numel, self.group_size, num_entries, self.form.coding)
         return GroupSparse.packed_nbytes(layer.numel, self.group_size, num_entries, TORCH_DTYPES[self.value_dtype])
 

@@ -20,7 +20,7 @@ from compressors.kernels import batches
 from compressors.kernels.selection import top_k
 from compressors.layer import Layer, Step
 from compressors.parts.buckets import summed
-from compressors.parts.values import Codes, Floats, ValueForm
+from compressors.parts.values import CodeForm, FloatForm, ValueForm
 
 Ratio = Annotated[float, Gt(0), Le(1), Doc("kept entries / entries")]
 WarmupEpochs = Annotated[CountOrZero, Doc("epochs in which the density falls as 0.25^(epoch+1) down to ratio")]
@@ -105,7 +105,7 @@ class Sparsifier(PerLayer):
                     f"{options['warmup_epochs']} are two warm-ups of the density; leave one of them out"
                 )
             options["warmup_epochs"] = 0
-        if isinstance(self.form, Codes):
+        if isinstance(self.form, CodeForm):
             if options["value_dtype"] != "fp16":
                 raise OptionError(
                     f"{self.component_name}: values={options['values']} sends codes, so value_dtype="
@@ -118,7 +118,7 @@ class Sparsifier(PerLayer):
         """Return how values are sent: by default as `values` and `value_dtype` say."""
         options = vars(self)
         coding = options.get("values", "floats")
-        return Floats(options["value_dtype"]) if coding == "floats" else Codes(coding)
+        return FloatForm(options["value_dtype"]) if coding == "floats" else CodeForm(coding)
 
     @functools.cached_property
     def density(self) -> Density:

@@ -2,8 +2,7 @@
 
 import abc
 import dataclasses
-import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, cast
 
 import torch
@@ -155,9 +154,23 @@ def try_forward(network: nn.Module, name: str, inputs: torch.Tensor) -> object:
     return outputs
 
 
-def weights_hash(parameters: Iterable[torch.Tensor]) -> str:
-    """Return a hash over the bits of all parameters, 32 hexadecimal digits, by which ranks compare their weights."""
-    digest = hashlib.blake2b(digest_size=16)
-    for parameter in parameters:
-        digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def pooled_buffers(
+    buffers: Mapping[str, torch.Tensor],
+    variances: Collection[str],
+    average: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
+) -> dict[str, torch.Tensor]:
+    """Return the floating-point buffers of all replicas together, by name: their means over replicas.
+
+    Replicas see different samples. So the running variance of a BatchNorm becomes that of all samples: the mean of the
+    variances plus the variance of the means.
+
+    Args:
+        buffers: the buffers of a replica, or of all replicas with a first dimension for them.
+        variances: names of the running variances of BatchNorm.
+        average: returns the means over replicas of such tensors.
+    """
+    others = [name for name, buffer in buffers.items() if buffer.is_floating_point() and name not in variances]
+    pooled = dict(zip(others, average([buffers[name] for name in others]), strict=True))
+    mean_of = {name: f"{name.removesuffix('var')}mean" for name in buffers if name in variances}
+    spread = [buffers[name] + (buffers[mean] - pooled[mean]) ** 2 for name, mean in mean_of.items()]
+    return pooled | dict(zip(mean_of, average(spread), strict=True))

@@ -31,12 +31,12 @@ from bench.strategies.base import Batch, BoundStrategy, Setup, Strategy, refuse
 from collectives.base import Collective, Key
 from collectives.options import CountOrZero, OptionError
 from collectives.parameter_server import (
-    Answer,
     ClockEnd,
     Parameters,
     ParameterServer,
     Push,
     RemoteServer,
+    ServerReply,
     Session,
     serve,
 )
@@ -268,7 +268,7 @@ class AsyncWorker:
         answer: the server's last answer, with the parameters of the next step; unset before the first `finish_step`.
     """
 
-    answer: Answer
+    answer: ServerReply
 
     def __init__(
         self,
@@ -337,7 +337,7 @@ class AsyncWorker:
             staleness=self.answer.staleness,
         )
 
-    def synchronize(self) -> Answer:
+    def synchronize(self) -> ServerReply:
         """Wait until the server has applied the gradients of all workers, and return its answer with the parameters.
 
         Every worker must call this method.
@@ -363,7 +363,7 @@ class AsyncWorker:
             self._encoded += bucket.encoded
         self._exchange_s += time.perf_counter() - started
 
-    def _end_clock(self) -> Answer:
+    def _end_clock(self) -> ServerReply:
         started = time.perf_counter()
         if self._guard.saw_nonfinite:
             self.reducer.drop()
@@ -461,6 +461,6 @@ class AsyncTraining(BoundStrategy):
             thread.join()
 
     @torch.no_grad()
-    def _take(self, answer: Answer) -> None:
+    def _take(self, answer: ServerReply) -> None:
         for layer, packed in zip(self.layers, answer.parameters, strict=True):
             cast(nn.Parameter, layer.weight).copy_(unpack(packed).to_dense().view(layer.shape))

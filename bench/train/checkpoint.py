@@ -20,7 +20,7 @@ from bench.core.run_folder import RunFolder, read_json
 from bench.datasets.base import Dataset, Samples
 from bench.train import data, partition
 from bench.train.data import Batches
-from collectives.server import EVERY_RANK
+from collectives.recoding import on_every_rank
 from collectives.transport.process_group import gather_json
 from gradwire.exchange.packed_state import PackedState, StateError, load_state
 
@@ -228,7 +228,7 @@ def resized(
     counts = {name: value for name, value in state["counts"].items() if not name.endswith("_at")}
     strategy = state["strategy"] | {
         "exchanges": [
-            _exchange(parts, rank, config.world_size, waiting)
+            _exchange(parts, rank, waiting)
             for parts in zip(*(each["strategy"]["exchanges"] for each in states), strict=True)
         ]
     }
@@ -240,49 +240,25 @@ def resized(
     return state | changed
 
 
-def _exchange(parts: Sequence[RankState], rank: int, world_size: int, waiting: Waiting) -> RankState:
+def _exchange(parts: Sequence[RankState], rank: int, waiting: Waiting) -> RankState:
     own = parts[rank % len(parts)]
     if "reducer" not in own:  # DDP itself, which keeps nothing
         return own
-    reducer = own["reducer"] | {
-        name: _means([part["reducer"][name] for part in parts]) if waiting == "sum" else {}
-        for name in ("residuals", "velocities")
-    }
-    collective = own["collective"]
-    if "errors" in collective:  # of a ring's partial sums, which are added to a rank's own part like residuals
-        errors = [part["collective"]["errors"] for part in parts]
-        collective = collective | {"errors": _means(errors) if waiting == "sum" else {}}
-    else:
-        collective = _server([part["collective"] for part in parts], world_size, waiting)
+
+    def means(of: str, name: str) -> dict[Any, torch.Tensor]:
+        return _means([part[of][name] for part in parts]) if waiting == "sum" else {}
+
+    reducer = own["reducer"] | {name: means("reducer", name) for name in ("residuals", "velocities")}
+    collective = own["collective"] and on_every_rank(means("collective", "residuals"))
     return own | {"reducer": reducer, "collective": collective}
 
 
-def _means(by_rank: Sequence[dict[int, torch.Tensor]]) -> dict[int, torch.Tensor]:
+def _means(by_rank: Sequence[dict[Any, torch.Tensor]]) -> dict[Any, torch.Tensor]:
     keys = {key: None for tensors in by_rank for key in tensors}  # a rank without the tensor counts as zeros
     return {
         key: torch.stack([tensors[key] for tensors in by_rank if key in tensors]).sum(dim=0) / len(by_rank)
         for key in keys
     }
-
-
-def _server(parts: Sequence[RankState], world_size: int, waiting: Waiting) -> RankState:
-    """Return a collective's state with the residuals of all servers (ranks that sum one part of the gradient each).
-
-    Each new rank will keep the residuals of the part that it sums. A server's residuals are parts of sums over ranks,
-    so they are multiplied by (number of new ranks / number of old ranks).
-
-    Args:
-        parts: the state of the collective on each old rank; empty dicts if the collective has no servers.
-        world_size: the new number of ranks.
-        waiting: "sum" keeps the residuals, "drop" discards them.
-    """
-    serving = next((part for part in parts if part.get("residuals")), parts[0])
-    if not serving:
-        return serving
-    scale = world_size / len(parts)
-    owing = parts if waiting == "sum" else ()
-    kept = {key: residual * scale for part in owing for key, residual in part["residuals"].items()}
-    return serving | {"residuals": kept, "keepers": dict.fromkeys(kept, EVERY_RANK)}
 
 
 def _redistributed(

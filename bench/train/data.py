@@ -7,6 +7,7 @@ floor(size of the smallest shard / batch).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from bench.core.config.run import RunConfig
 from bench.core.processes import own_rank
 from bench.datasets.base import IMAGE_SIZE, Dataset, DatasetError, Samples
+from bench.models.base import pooled_buffers
 from bench.train import partition
 from bench.train.partition import random_generator
 
@@ -157,28 +159,24 @@ class Quality(NamedTuple):
 def pool_running_statistics_(model: nn.Module, group: dist.ProcessGroup | None) -> None:
     """Replace the running means and variances of BatchNorm with those of all ranks' samples together.
 
-    Ranks see different samples, so their running statistics differ; training never reads them, evaluation does. The
-    pooled variance is the mean of the variances plus the variance of the means. Other floating-point buffers are
-    averaged. Every rank of the group must call this function.
+    Ranks see different samples, so their running statistics differ; training never reads them, evaluation does. Other
+    floating-point buffers are averaged. Every rank of the group must call this function.
     """
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    pairs = [(n.running_mean, n.running_var) for n in norms if n.running_mean is not None and n.running_var is not None]
-    own_means = [mean.clone() for mean, _ in pairs]
-    variances = [variance for _, variance in pairs]
-    _average_([b for b in model.buffers() if b.is_floating_point() and all(b is not each for each in variances)], group)
-    for (mean, variance), own_mean in zip(pairs, own_means, strict=True):
-        variance += (own_mean - mean) ** 2
-    _average_(variances, group)
+    buffers = dict(model.named_buffers())
+    norms = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    variances = {f"{name}.running_var".removeprefix(".") for name in norms}
+    for name, pooled in pooled_buffers(buffers, variances, functools.partial(_means, group=group)).items():
+        buffers[name].copy_(pooled)
 
 
-def _average_(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> None:
+def _means(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> list[torch.Tensor]:
     if not tensors:
-        return
+        return []
     flat: torch.Tensor = torch.cat([tensor.flatten() for tensor in tensors])
     dist.all_reduce(flat, group=group)
     flat /= dist.get_world_size(group)
-    for tensor, part in zip(tensors, flat.split([each.numel() for each in tensors]), strict=True):
-        tensor.copy_(part.view_as(tensor))
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view_as(tensor).to(tensor.dtype) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def train_sample(train: Samples) -> Samples:

@@ -19,13 +19,13 @@ from bench.core.processes import own_rank, peak_rss_bytes
 from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder, append_json_line, read_json
 from bench.core.schema import LAYERS, LINKS
-from bench.models.base import weights_hash
 from bench.strategies.base import BoundStrategy, RepeatsDecisions, ReportsForOthers
 from bench.train.overlap import sample_index_sets, sampled_overlap
 from bench.train.progress import ProgressFile, open_tracker
 from bench.train.rank import device_time, link_columns
 from collectives.transport.base import Purpose, Traffic
 from collectives.transport.process_group import gather_json
+from gradwire.exchange.packed_state import bits_hash
 from gradwire.exchange.report import Decision, StepReport, add_counts
 
 # Columns that add up a step report's counts, which are equal on all ranks or known to rank 0.
@@ -291,7 +291,7 @@ class Recorder:
             "index_sets": sample_index_sets(self.strategy.last_encoded, self._numel),
             "peak_rss_bytes": peak_rss_bytes(),
             "held_bytes": self.strategy.held_bytes,
-            "weights": weights_hash(self.strategy.model.parameters()),
+            "weights": bits_hash(self.strategy.model.parameters()),
             "ranks_lost": None,
             "ranks_returned": None,
         }

@@ -28,7 +28,7 @@ from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder, write_json
 from bench.core.schema import PARTITION
 from bench.datasets.base import Dataset, DatasetError, Samples
-from bench.models.base import seeded_network, weights_hash
+from bench.models.base import seeded_network
 from bench.strategies.base import BoundStrategy, CommandedRank, Setup, Strategy
 from bench.train import partition
 from bench.train.checkpoint import Checkpointer, Restored, resized
@@ -50,6 +50,7 @@ from collectives.options import OptionError
 from collectives.payloads.fields import PayloadError
 from collectives.transport.base import MembershipError, RunEnded, TransportError
 from collectives.transport.process_group import gather_json
+from gradwire.exchange.packed_state import bits_hash
 from gradwire.step_guard import NonFiniteGradient
 
 # Errors whose message is already one sentence for the user; anything else is shown with its type.
@@ -85,7 +86,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
             )
         dataset: Dataset = spec.build("datasets", config.filled["dataset"])
         model = seeded_network(config.filled["model"], dataset, config.seed).to(device)
-        if len(set(gather_json(weights_hash((*model.parameters(), *model.buffers()))))) > 1:
+        if len(set(gather_json(bits_hash((*model.parameters(), *model.buffers()))))) > 1:
             raise RunFailed(
                 f"ranks drew different initial weights from one seed; {_way_to_agree(config.model, config)}"
             )
@@ -196,7 +197,7 @@ def _data_and_state(
     train, test, loaded_by = _parts(config)
     known = [train.targets, test.targets]
     known += [part.inputs[:100] for part in (train, test) if isinstance(part.inputs, torch.Tensor)]
-    if len(set(gather_json(weights_hash(known), group))) > 1:
+    if len(set(gather_json(bits_hash(known), group))) > 1:
         raise RunFailed(f"ranks loaded different data with one seed; {_way_to_agree(config.dataset, config)}")
     data = RankData.of(config, dataset, train, test)
     if own_rank() == 0 and not config.holdout_size:  # held-out training samples are of another text

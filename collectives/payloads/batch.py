@@ -30,7 +30,7 @@ _VALUES = array(torch.float32, torch.float16, torch.bfloat16)
 _PACK = Loop("pack_members", ctypes.c_char_p, Int, LongArray, _VALUES, Int, ByteArray, returns=Int)
 
 
-class Batch(Bundle):
+class PackedBundle(Bundle):
     """Base of the batches; all tensors lie on the CPU.
 
     Attributes:
@@ -106,7 +106,7 @@ def _sparse_layout(numel: int, count: int, dtype: torch.dtype) -> tuple[int, byt
     return example.nbytes, header + struct.pack(f"{len(row)}q", *row)
 
 
-class SparseBatch(Batch):
+class SparseBatch(PackedBundle):
     """A batch of `Sparse` payloads.
 
     Args:
@@ -178,7 +178,7 @@ def _coded_header(make: MakeCoded, numel: int, bits: int, num_scalars: int) -> t
     return message[: len(message) - len(packed) - 4 * num_scalars], len(message)
 
 
-class CodedBatch(Batch):
+class CodedBatch(PackedBundle):
     """A batch of payloads with a code of a few bits for every element.
 
     Args:

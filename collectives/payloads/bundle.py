@@ -323,3 +323,21 @@ class UnreducedSum(Payload):
         if all(term.addable for term in self.terms):
             return functools.reduce(lambda total, term: total.add(term, keep_lost), self.terms)
         return Dense(self.to_dense())
+
+
+def mean_over_senders_(total: torch.Tensor, terms: Sequence[Payload]) -> torch.Tensor:
+    """Divide each element of a sum by the number of payloads that send it, and return the sum; others stay zero.
+
+    A zero that is sent counts like any other value, as in the code of DeMo (demo.py) and SparseLoCo (tplr/compress),
+    which average values by their indices.
+
+    Args:
+        total: the sum of the terms, fp32 [numel] (mutated).
+        terms: one payload per rank.
+    """
+    num_silent = torch.zeros_like(total)
+    for term in terms:
+        silent = torch.ones_like(total)
+        term.clear_in_(silent)
+        num_silent += silent
+    return total.div_((len(terms) - num_silent).clamp_(min=1))

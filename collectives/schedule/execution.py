@@ -172,10 +172,20 @@ class PackedPieces:
         places = sorted(self._complete)
         return together([self[place] for place in places if place[0] < place[1]] or [self[places[0]]])
 
-    def run(self, rounds: Iterable[Round]) -> None:
-        """Execute rounds one after another: send this rank's pieces, and apply the received ones."""
+    def run(self, rounds: Iterable[Round], combine: Callable[[Place, list[Payload]], Payload] | None = None) -> None:
+        """Execute rounds one after another: send this rank's pieces, and apply the received ones.
+
+        Args:
+            rounds: the rounds of this rank.
+            combine: returns what this rank holds at a place after a round in which it has collected the payloads of
+                others there, given the payloads of all ranks in rank order; None to leave them as they are.
+        """
         for round_ in rounds:
             self.apply(round_, self.post(round_))
+            if combine is not None:
+                collects = [message for message in round_.receives if message.effect == "collect"]
+                for place in dict.fromkeys(piece.place for message in collects for piece in message.pieces):
+                    self.held[place] = combine(place, self.terms(place))
 
     def post(self, round_: Round) -> Callable[[], list[torch.Tensor]]:
         """Start sending and receiving the messages of a round.

@@ -21,6 +21,20 @@ from collectives.payloads.bundle import Bundle
 Key = tuple[int, ...]  # ids of the layers in a message, in the order in which they lie in it
 Stretch = tuple[int, int]  # (first element, one past the last)
 
+
+class LayerStretch(NamedTuple):
+    """A range of a layer's elements.
+
+    Attributes:
+        layer: id of the layer.
+        start, stop: first element and one past the last, counted within the layer.
+    """
+
+    layer: int
+    start: int
+    stop: int
+
+
 UNEVEN = 1.1  # where the longest part exceeds the mean part by this factor, blocks are split if they may be
 
 _OF_ITEMSIZE = {1: torch.uint8, 2: torch.float16, 4: torch.float32, 8: torch.float64}
@@ -157,6 +171,20 @@ class Layout:
         if self.itemsize is not None:
             return [*positions]
         return _nearest_cuts([(leaf.numel, leaf.alignment) for leaf in self.leaves], positions)
+
+
+def stretches_between(key: Key, borders: Sequence[int], start: int, stop: int) -> list[LayerStretch]:
+    """Return the parts of layers that lie in a range of a message's elements, without empty ones.
+
+    Args:
+        key: ids of the layers in the message.
+        borders: first element of each of these layers, and the number of elements of the message.
+        start: first element of the range.
+        stop: one past its last element.
+    """
+    touched = range(bisect.bisect_right(borders, start) - 1, bisect.bisect_left(borders, stop))
+    cut = (LayerStretch(key[i], max(start - borders[i], 0), min(stop, borders[i + 1]) - borders[i]) for i in touched)
+    return [stretch for stretch in cut if stretch.start < stretch.stop]
 
 
 def leaves(payload: Payload) -> tuple[Payload, ...]:

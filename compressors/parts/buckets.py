@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,6 +23,17 @@ class NonFinite(ArithmeticError):
 def is_finite(tensor: torch.Tensor) -> bool:
     """Return True if all elements are finite; takes one pass, unless finite elements have a sum that overflows."""
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
+def clip_factor(tensors: Sequence[torch.Tensor], limit: float) -> float:
+    """Return what to multiply tensors by so that their common L2 norm is at most `limit`.
+
+    It is 1 if the norm is no larger, and if it is not finite, because zeros would then take the place of all elements.
+    `torch.nn.utils.clip_grad_norm_`, which clips what an optimizer gets, divides by norm + 1e-6 instead.
+    """
+    norms = [torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in tensors]
+    norm = math.hypot(*map(float, norms))
+    return limit / norm if limit < norm < math.inf else 1.0
 
 
 def split(flat: torch.Tensor | None, layers: Sequence[Layer]) -> Sequence[Any]:

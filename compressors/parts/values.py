@@ -1,6 +1,6 @@
 """In which type, or by which code, a sparse method sends the values of its entries.
 
-A `ValueForm` turns entries into a payload: `Floats`, `Codes` of 2 or 8 bits, or `Levels` of 4 bits.
+A `ValueForm` turns entries into a payload: `FloatForm`, `CodeForm` of 2 or 8 bits, or `Levels` of 4 bits.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class ValueForm(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Floats(ValueForm):
+class FloatForm(ValueForm):
     """Floating-point numbers of a type."""
 
     kind: ClassVar[type[Payload]] = Sparse
@@ -141,7 +141,7 @@ class Floats(ValueForm):
 
 
 @dataclasses.dataclass(frozen=True)
-class Codes(ValueForm):
+class CodeForm(ValueForm):
     """Codes of 2 or 8 bits.
 
     two_magnitudes: a sign bit, and a bit that chooses one of two magnitudes in bf16. As many values as lie in 4096

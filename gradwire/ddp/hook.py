@@ -30,7 +30,7 @@ from collectives.base import Collective
 from collectives.transport.base import WakeupEvent
 from compressors.base import DdpHook
 from compressors.layer import Layer, Step
-from compressors.parts.buckets import is_finite
+from compressors.parts.buckets import clip_factor, is_finite
 from gradwire.attached import check_optimizers, parameters_of, unknown_parameter
 from gradwire.ddp.gradients import ZeroCopyGradients, change_since_wrapping, reduced_layers
 from gradwire.exchange.communicator import (
@@ -416,14 +416,10 @@ class CompressionHook(CompressedCommunicator):
             if self._scale is not None:
                 job.buffer.div_(self._scale)
         if self._settings.clip_norm is not None:  # then `jobs` are all buckets of the step
-            norms = [
-                torch.linalg.vector_norm(job.buffer, dtype=torch.promote_types(job.buffer.dtype, torch.float32))
-                for job in jobs
-            ]
-            norm = math.hypot(*map(float, norms))
-            if self._settings.clip_norm < norm < math.inf:
+            factor = clip_factor([job.buffer for job in jobs], self._settings.clip_norm)
+            if factor < 1:
                 for job in jobs:
-                    job.buffer.mul_(self._settings.clip_norm / norm)
+                    job.buffer.mul_(factor)
 
     def _start(self, job: _Job) -> None:
         if self._ddp.find_unused_parameters:
@@ -523,7 +519,8 @@ class OwnHook(DdpHook):
 
 
 def _checksum(parameter: torch.Tensor) -> float:
-    # sum of the parameter's bits as integers, modulo 2^50, which fp64 holds exactly
+    # The sum of the bits as integers, modulo 2^50: fp64 holds it exactly, so that one message compares all layers, and
+    # parameters stay on their device.
     flat = parameter.detach().contiguous().view(-1)
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
     return float(int(flat.view(integers).sum(dtype=torch.int64)) % 2**50)

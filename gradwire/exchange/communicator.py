@@ -10,8 +10,9 @@ from typing import Any, Literal, cast
 import torch
 import torch.distributed as dist
 
-from collectives.base import BoundCollective, Collective, Key
+from collectives.base import BoundCollective, Collective
 from collectives.payloads import Dense, Payload
+from collectives.schedule.rounds import LayerStretch
 from collectives.transport.base import Transport, wait_all
 from collectives.transport.sockets import open_transport
 from compressors.base import Compressor, PerLayer
@@ -51,8 +52,8 @@ class CompressedCommunicator:
         self.transport = transport
         self.traffic, self.residual_norms = transport.traffic, reducer.residual_norms
         self.last_encoded = reducer.last_encoded
-        self._downlink = Downlink(reducer.compressor, layers)
-        self.collective = collective.bind(transport, self._downlink)
+        self._sum_encoder = CompressedSums(reducer.compressor, layers)
+        self.collective = collective.bind(transport, self._sum_encoder)
         self._others: list[BoundCollective] = []
         step = Step(index=0, epoch=0, rank=transport.rank, world_size=transport.world_size, seed=0, warmup=False)
         CompressedCommunicator.start_step(self, step)
@@ -63,7 +64,7 @@ class CompressedCommunicator:
 
     def start_step(self, step: Step) -> None:
         """Begin a training step; call it before anything is sent in this step."""
-        self._step = self._downlink.step = step
+        self._step = self._sum_encoder.step = step
         self._report = StepReport(encode_s=0.0, exchange_s=0.0, exposed_s=0.0)
 
     def mean_(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -166,12 +167,14 @@ class CompressedCommunicator:
         """Accept the state (residuals, for example) that exchanges proposed since the last `commit` or `drop`."""
         self.reducer.commit()
         self.collective.commit()
+        self._sum_encoder.memory.commit()
         self.last_encoded = self.reducer.last_encoded
 
     def drop(self) -> None:
         """Discard the state that exchanges proposed: everything is bit for bit as before the step."""
         self.reducer.drop()
         self.collective.drop()
+        self._sum_encoder.memory.drop()
 
     @property
     def nbytes(self) -> dict[str, int]:
@@ -183,16 +186,21 @@ class CompressedCommunicator:
         collective keeps.
         """
         of_collectives = sum(collective.nbytes for collective in (self.collective, *self._others))
-        return self.reducer.nbytes | {"collective": of_collectives + self._downlink.nbytes}
+        return self.reducer.nbytes | {"collective": of_collectives + self._sum_encoder.memory.nbytes}
 
     def state_dict(self) -> dict[str, Any]:
         """Return all state that training needs to resume bit for bit; it differs between ranks, so save each rank's."""
-        return {"reducer": self.reducer.state_dict(), "collective": self.collective.state_dict()}
+        return {
+            "reducer": self.reducer.state_dict(),
+            "collective": self.collective.state_dict(),
+            "sums": self._sum_encoder.memory.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace the whole state with one that `state_dict` returned."""
         self.reducer.load_state_dict(state["reducer"])
         self.collective.load_state_dict(state["collective"])
+        self._sum_encoder.memory.load_state_dict(state["sums"])
 
     def close(self) -> None:
         """Close the collectives and the transport; every rank must call this method."""
@@ -259,8 +267,8 @@ def await_command(transport: Transport) -> None:
         wait_all([transport.send(word, to) for to in others])
 
 
-class Downlink:
-    """Encode a server's answers or a ring's partial sums with the compressor (a `collectives.base.AnswerEncoder`).
+class CompressedSums:
+    """Encode a server's answers or a ring's partial sums with the compressor (a `collectives.base.SumEncoder`).
 
     Args:
         compressor: the compressor, with its options.
@@ -268,34 +276,36 @@ class Downlink:
 
     Attributes:
         step: the training step; the communicator sets it.
+        memory: the compressor's state for sums.
     """
 
     def __init__(self, compressor: Compressor, layers: Sequence[Layer]) -> None:
         self.step = Step(index=0, epoch=0, rank=0, world_size=1, seed=0)
+        self.memory = Memory()
         self._compressor = compressor
         self._layer_of = {layer.id: layer for layer in layers}
-        self._memory = Memory()
-        self.commit, self.drop = self._memory.commit, self._memory.drop
-        self.state_dict, self.load_state_dict = self._memory.state_dict, self._memory.load_state_dict
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of the compressor's memory for answers."""
-        return self._memory.nbytes
 
     def numel(self, layer_id: int) -> int:
         """Return the number of elements of a layer."""
         return self._layer_of[layer_id].numel
 
-    def encode(self, total: torch.Tensor, layers: Key) -> Payload:
-        """Return a server's answer in encoded form; layers that workers send uncompressed stay uncompressed.
+    def encode(self, total: torch.Tensor, stretches: Sequence[LayerStretch], hop: int = 0) -> Payload:
+        """Return a sum in encoded form; layers that ranks send uncompressed stay uncompressed.
 
         Args:
-            total: fp32 [numel], the layers' concatenated sums.
-            layers: ids of the layers, in the order in which they lie in `total`.
+            total: fp32 [elements of all stretches].
+            stretches: whole layers, or any elements of what ranks encode into one payload.
+            hop: number of ranks that encoded these elements before.
         """
-        step = self._step_at(hop=0)
-        groups = group_layers(self._compressor, [self._layer_of[layer_id] for layer_id in layers], step)
+        # A sum is not encoded to be summed with others, so the world size is 1. Its rank, which no rank of the run has,
+        # gives it random numbers of its own.
+        rank = (1 + hop) * self.step.world_size + self.step.rank
+        step = dataclasses.replace(self.step, memory=self.memory, rank=rank, world_size=1)
+        layers = [self._layer_of[stretch.layer] for stretch in stretches]
+        if total.numel() < sum(layer.numel for layer in layers):  # a part, which is encoded as a flat layer
+            flat = Layer(id=layers[0].id, name=layers[0].name, shape=(total.numel(),), numel=total.numel())
+            return cast(PerLayer, self._compressor).encode(total, flat, step)
+        groups = group_layers(self._compressor, layers, step)
         parts = total.split([group.layer.numel for group in groups])
         return bundled(
             [
@@ -305,21 +315,3 @@ class Downlink:
                 for group, part in zip(groups, parts, strict=True)
             ]
         )
-
-    def encode_partial(self, total: torch.Tensor, layer: int, hop: int) -> Payload:
-        """Return a partial sum in encoded form, as one flat layer.
-
-        Args:
-            total: fp32, 1-D, any elements of what ranks encode into one payload.
-            layer: id of the layer that contains the first of these elements.
-            hop: number of ranks that encoded these elements before.
-        """
-        numel = total.numel()
-        flat = Layer(id=layer, name=self._layer_of[layer].name, shape=(numel,), numel=numel)
-        return cast(PerLayer, self._compressor).encode(total, flat, self._step_at(hop))
-
-    def _step_at(self, hop: int) -> Step:
-        # A sum is not encoded to be summed with others, so the world size is 1. Its rank, which no rank of the run has,
-        # gives it random numbers of its own.
-        rank = (1 + hop) * self.step.world_size + self.step.rank
-        return dataclasses.replace(self.step, memory=self._memory, rank=rank, world_size=1)

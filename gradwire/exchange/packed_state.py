@@ -5,16 +5,25 @@ dictionary are numbers, strings, or tuples of them. The metadata of the safetens
 the name of a tensor, its strides and its kind of device in the place of each tensor.
 """
 
+import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import torch
 from safetensors.torch import load, save, save_file
+
+
+def bits_hash(tensors: Iterable[torch.Tensor]) -> str:
+    """Return a hash over the bits of all tensors, 32 hexadecimal digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 class StateError(ValueError):

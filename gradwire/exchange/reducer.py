@@ -28,7 +28,7 @@ from collectives.transport.base import Transport
 from compressors.base import Compressor, PerLayer, SharedScale
 from compressors.kernels.residuals import accelerate
 from compressors.layer import Layer, Memory, Step, copies, memory_nbytes
-from compressors.parts.buckets import NonFinite, bundled, split, summed
+from compressors.parts.buckets import NonFinite, bundled, clip_factor, split, summed
 from gradwire.exchange.encode_group import EncodeGroup, LayerStore, group_layers
 from gradwire.exchange.report import Bucket, EncodedLayer
 
@@ -180,7 +180,11 @@ class Reducer(abc.ABC):
         traits, layers, gradients = group.compressor.traits, group.layers, group.gradients
         if traits.clip_norm:
             limit = traits.clip_norm / math.sqrt(step.world_size)
-            gradients = [_clipped(gradient, limit) for gradient in gradients]
+            factors = [clip_factor([gradient.float()], limit) for gradient in gradients]
+            gradients = [
+                gradient * factor if factor < 1 else gradient
+                for gradient, factor in zip(gradients, factors, strict=True)
+            ]
         residual = self._residuals.accepted(group) if traits.keeps_residual else None
         left = self._residuals.propose(group) if traits.keeps_residual else None
         if self.compressor.traits.owns_momentum:
@@ -202,11 +206,6 @@ class Reducer(abc.ABC):
             else:
                 torch.add(gradient, unsent, out=out)
         return parts, None, left
-
-
-def _clipped(gradient: torch.Tensor, limit: float) -> torch.Tensor:
-    norm = float(gradient.float().norm())
-    return gradient * (limit / norm) if norm > limit else gradient
 
 
 class PerLayerReducer(Reducer):

@@ -22,7 +22,7 @@ from typing_extensions import override
 from collectives.allreduce import Ring
 from collectives.base import Collective, Key
 from collectives.payloads import Dense, Payload
-from collectives.payloads.bundle import UnreducedSum
+from collectives.payloads.bundle import UnreducedSum, mean_over_senders_
 from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.layer import Layer, Step, layers_of, memory_nbytes
@@ -110,7 +110,7 @@ class LocalSteps(CompressedCommunicator):
     @override
     def start_step(self, step: Step) -> None:
         self.show_inner()
-        # Leaves out the downlink's step, which the thread may be reading.
+        # Leaves out the step of the sums' encoder, which the thread may be reading.
         self._step, self._report = step, StepReport(encode_s=0.0, exchange_s=0.0, exposed_s=0.0)
 
     def prepare_gradients_(self, layers: Sequence[Layer] | None = None) -> bool:
@@ -126,7 +126,7 @@ class LocalSteps(CompressedCommunicator):
         if self.averages_gradients:
             for weight in weights:
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-            self._downlink.step = self._step
+            self._sum_encoder.step = self._step
             self.combine_([weight.grad for weight in weights if weight.grad is not None], layers=layers)
         return not self._guard.screen_([weight.grad for weight in weights if weight.grad is not None])
 
@@ -294,7 +294,7 @@ class LocalSteps(CompressedCommunicator):
 
     def _average_(self, exchange: Exchange, step: Step) -> Bucket:
         """Average the difference and the buffers over ranks; residuals are proposed, for the caller to accept."""
-        self._downlink.step = step
+        self._sum_encoder.step = step
         fragment = self._fragments[exchange.number % len(self._fragments)]
         bucket = Bucket(layers=fragment.layers, gradients=list(fragment.split(exchange.mean)), step=step)
         self.reducer.reduce(bucket, self._sum, self.transport)
@@ -313,6 +313,7 @@ class LocalSteps(CompressedCommunicator):
 
     def _share_buffers_(self, buffers: Sequence[torch.Tensor]) -> None:
         """Replace floating-point buffers with their means over ranks, and others with those of rank 0."""
+        # Training goes on with these, so variances are plain means, unlike those of an evaluation of all ranks' models.
         if self.transport.world_size == 1:
             return
         floats = [buffer for buffer in buffers if buffer.is_floating_point()]
@@ -403,17 +404,14 @@ def _combined(total: Payload, numels: Sequence[int], options: LocalOptions) -> P
     terms = list(total.terms) if isinstance(total, UnreducedSum) else [total]
     factors = _factors(terms, numels) if options.clip == "median" else None
     result = torch.zeros(total.numel, device=total.device)
-    senders = torch.zeros_like(result) if options.average == "senders" else None
     for rank, term in enumerate(terms):
         dense = term.to_dense()
-        if senders is not None:
-            senders += dense != 0
         if factors is not None:
             for part, factor in zip(dense.split(list(numels)), factors[rank].tolist(), strict=True):
                 part.mul_(factor)
         result += dense
-    if senders is not None:
-        result.mul_(len(terms)).div_(senders.clamp_(min=1))
+    if options.average == "senders":
+        mean_over_senders_(result.mul_(len(terms)), terms)
     return Dense(result)
 
 

@@ -152,7 +152,7 @@ class LocalStepsWithQuorum(LocalSteps):
             connect_s=min(CONNECT_WITHIN_S, self._rendezvous.sum_timeout_s),
             ledger=self.transport.ledger,
         )
-        self.collective = self._unbound.bind(self.transport, self._downlink)
+        self.collective = self._unbound.bind(self.transport, self._sum_encoder)
         self._plain = self.bind(Ring())
 
     def _state_before(self, exchange: int) -> bytes:

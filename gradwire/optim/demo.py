@@ -5,7 +5,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from collectives.allgather import Allgather
 from collectives.base import Collective
 from collectives.options import Count, Incompatible, Options, PositiveOrZero
 from collectives.payloads import Bundle, GroupSparse, Payload, PayloadError, UnreducedSum
+from collectives.payloads.bundle import mean_over_senders_
 from collectives.schedule.rounds import leaves
 from compressors.base import Compressor
 from compressors.kernels.selection import select_groups
@@ -252,11 +253,4 @@ def mean_over_senders(terms: Sequence[Payload], numels: Sequence[int]) -> torch.
     """
     if any([(type(part), part.numel) for part in leaves(term)] != [(GroupSparse, n) for n in numels] for term in terms):
         raise PayloadError("a rank sent other payloads than one GroupSparse per layer")
-    total = terms[0].to_dense()
-    for term in terms[1:]:
-        term.add_to_(total)
-    num_senders = torch.zeros_like(total)
-    for term in terms:
-        for payload, part in zip(leaves(term), num_senders.split(list(numels)), strict=True):
-            part[cast(GroupSparse, payload).positions] += 1
-    return total.div_(num_senders.clamp_(min=1))
+    return mean_over_senders_(UnreducedSum(terms).to_dense(), terms)

@@ -14,10 +14,11 @@ from annotated_types import Ge, Lt
 from typing_extensions import Doc, override
 
 from collectives.base import Collective
+from collectives.direct import owner_rounds
 from collectives.options import Count, Incompatible, Options, Positive, PositiveOrZero, incompatibility
 from collectives.payloads import Codes, Dense, Payload, UnreducedSum
 from collectives.schedule.execution import PackedPieces, together
-from collectives.schedule.rounds import Layout, Leaf, Piece, Round, leaves
+from collectives.schedule.rounds import Layout, Leaf, leaves
 from compressors.base import Compressor
 from compressors.kernels.quantisation import signs_and_magnitude
 from compressors.kernels.selection import sum_of_squares
@@ -58,14 +59,7 @@ class OneBitMean:
         cuts = self._layout.cuts(world_size)
         self._places = [(start, stop, number) for number, (start, stop) in enumerate(cuts)]
         self._own = self._places[rank]
-        self._to_owners, self._from_owners = Round(), Round()
-        everyone = frozenset(range(world_size))
-        for distance in range(1, world_size):  # each rank begins with a different peer, to spread the load
-            to, source = (rank + distance) % world_size, (rank - distance) % world_size
-            self._to_owners.send(to, _piece(self._places[to], frozenset([rank])))
-            self._to_owners.receive(source, _piece(self._own, frozenset([source])), effect="collect")
-            self._from_owners.send(to, _piece(self._own, everyone))
-            self._from_owners.receive(source, _piece(self._places[source], everyone))
+        self._to_owners, self._from_owners = owner_rounds(world_size, rank, [dict(enumerate(self._places))])
         self.forget()
 
     def forget(self) -> None:
@@ -120,11 +114,6 @@ class OneBitMean:
         if frozen is not None:
             values.masked_fill_(frozen, 0)
         return together(payloads)
-
-
-def _piece(place: tuple[int, int, int], terms: frozenset[int]) -> Piece:
-    start, stop, number = place
-    return Piece(start, stop, terms, number)
 
 
 def root_of(V: torch.Tensor, eps: float) -> Root:

@@ -7,12 +7,9 @@
 `examples/train_trainer.py` is a complete script.
 """
 
-import zlib
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from typing_extensions import override
 
@@ -20,6 +17,7 @@ from collectives.base import Collective
 from compressors.base import Compressor
 from gradwire.ddp.attach import attach
 from gradwire.ddp.hook import CompressionHook
+from gradwire.exchange.packed_state import bits_hash
 from gradwire.trainers.accelerate import check
 from gradwire.trainers.rank_files import load_rank, rank_file, save_rank
 
@@ -85,7 +83,8 @@ class GradwireCallback(TrainerCallback):
         self._trainer.model_wrapped = self._trainer.model  # the next training, whatever ends this one, wraps it anew
         if state.global_step > 0:
             path = rank_file(args.resume_from_checkpoint or _checkpoint(args, state))
-            if load_rank(self.hook, path)["weights"] != _checksum(self._trainer.model):
+            if load_rank(self.hook, path)["weights"] != bits_hash(self._trainer.model.parameters()):
+                # The callback is not told which folder the trainer resumes from.
                 raise ValueError(
                     f"{path} belongs to other weights than those that were loaded; "
                     "name the folder in TrainingArguments(resume_from_checkpoint=...), too"
@@ -101,7 +100,7 @@ class GradwireCallback(TrainerCallback):
     @override
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         assert self.hook is not None
-        weights = _checksum(self._trainer.model)
+        weights = bits_hash(self._trainer.model.parameters())
         save_rank({**self.hook.state_dict(), "weights": weights}, rank_file(_checkpoint(args, state)))
 
     @override
@@ -114,11 +113,3 @@ class GradwireCallback(TrainerCallback):
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
     return Path(args.output_dir, f"checkpoint-{state.global_step}")
-
-
-def _checksum(model: nn.Module) -> int:
-    # The callback is not told which folder the trainer resumes from; this detects a wrong one.
-    checksum = 0
-    for parameter in model.parameters():
-        checksum = zlib.crc32(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, checksum)
-    return checksum

@@ -15,11 +15,11 @@ from collectives.options import Incompatible, OptionError, build
 from collectives.payloads import Bundle, Codes, Dense, Sparse
 from collectives.payloads.base import Payload, PayloadError
 from collectives.requantisation import RequantisedPieces
-from collectives.schedule.rounds import Layout, Piece, Round
+from collectives.schedule.rounds import LayerStretch, Layout, Piece, Round
 from collectives.schedule.waves import Ints, Lengths, waves_of
 from compressors.base import Compressor, PerLayer
 from compressors.layer import Layer, end_to_end
-from gradwire.exchange.communicator import Downlink
+from gradwire.exchange.communicator import CompressedSums
 from gradwire.exchange.packed_state import pack_state, unpack_state
 from gradwire.exchange.reducers import reducer_for
 from gradwire.exchange.report import Bucket
@@ -43,9 +43,14 @@ def made(text: str) -> PerLayer:
     return compressor
 
 
-def ring_of(transport: MemoryTransport, compressor: str) -> tuple[BoundCollective, Downlink]:
-    downlink = Downlink(made(compressor), LAYERS)
-    return Ring(requantise=True).bind(transport, downlink), downlink
+def ring_of(transport: MemoryTransport, compressor: str) -> tuple[BoundCollective, CompressedSums]:
+    sums = CompressedSums(made(compressor), LAYERS)
+    return Ring(requantise=True).bind(transport, sums), sums
+
+
+def kept_by(ring: BoundCollective) -> dict[int, torch.Tensor]:
+    """Return what the sums' encodings left out on this rank, by layer id."""
+    return {layer: residual for (layer, _, _), residual in ring.state_dict()["residuals"].items()}
 
 
 def contribution(compressor: str, step: int, rank: int, world_size: int, key: Sequence[int] = KEY) -> Payload:
@@ -82,14 +87,14 @@ def test_sums_are_the_serial_ones_and_nothing_is_lost(compressor: str, world_siz
     messages = [[contribution(compressor, step, rank, world_size) for rank in range(world_size)] for step in range(3)]
 
     def rank(transport: MemoryTransport) -> tuple[list[torch.Tensor], torch.Tensor, int]:
-        ring, downlink = ring_of(transport, compressor)
+        ring, sums = ring_of(transport, compressor)
         totals = []
         for step in range(num_steps):
-            downlink.step = step_at(step, transport.rank, world_size)
+            sums.step = step_at(step, transport.rank, world_size)
             totals.append(ring.sum(messages[step][transport.rank], KEY).to_dense())
             ring.commit()
         assert ring.nbytes == 4 * NUMEL
-        errors = ring.state_dict()["errors"]
+        errors = kept_by(ring)
         return totals, torch.cat([errors[layer].view(-1) for layer in KEY]), transport.traffic["gradient"].nbytes
 
     results = run_threads(rank, world_size)
@@ -155,15 +160,15 @@ def test_nothing_is_lost_when_buckets_change_steps_are_dropped_and_the_run_resum
     world_size = 4
 
     def rank(transport: MemoryTransport) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        (ring, downlink), reducer = ring_of(transport, compressor), reducer_for(made(compressor))
+        (ring, sums), reducer = ring_of(transport, compressor), reducer_for(made(compressor))
         given, applied = torch.zeros(NUMEL, dtype=torch.float64), torch.zeros(NUMEL, dtype=torch.float64)
         for step in range(9):
             generator = torch.Generator().manual_seed(10 * step + transport.rank)
-            downlink.step = step_at(step, transport.rank, world_size)
+            sums.step = step_at(step, transport.rank, world_size)
             before = pack_state(ring.state_dict())
             for key in LAID_OUT[step % len(LAID_OUT)]:
                 gradients = [torch.randn(LAYERS[layer].numel, generator=generator) for layer in key]
-                bucket = Bucket(layers=[LAYERS[layer] for layer in key], gradients=gradients, step=downlink.step)
+                bucket = Bucket(layers=[LAYERS[layer] for layer in key], gradients=gradients, step=sums.step)
                 add_by_layer_(given if step != 5 else given.clone(), gradients, key)
                 reducer.reduce(bucket, ring.sum, transport)
                 add_by_layer_(applied if step != 5 else applied.clone(), gradients, key, world_size)
@@ -177,9 +182,9 @@ def test_nothing_is_lost_when_buckets_change_steps_are_dropped_and_the_run_resum
             ring.commit()
             if step == 6:
                 state = unpack_state(pack_state(ring.state_dict()))
-                ring, downlink = ring_of(transport, compressor)
+                ring, sums = ring_of(transport, compressor)
                 ring.load_state_dict(state)
-        errors = ring.state_dict()["errors"]
+        errors = kept_by(ring)
         buffers = ring.nbytes - sum(error.nbytes for error in errors.values())
         assert 0 <= buffers <= 4 * LAYERS[3].numel  # for the messages of the smallest layer, which may be dense
         kept = torch.zeros(NUMEL, dtype=torch.float64)
@@ -204,12 +209,12 @@ def add_by_layer_(into: torch.Tensor, parts: Sequence[torch.Tensor], key: Sequen
 
 
 def test_ranks_and_hops_round_differently() -> None:
-    downlink = Downlink(made("qsgd"), LAYERS)
+    sums = CompressedSums(made("qsgd"), LAYERS)
     x = torch.randn(500, generator=torch.Generator().manual_seed(0))
     texts = set()
     for rank in range(4):
-        downlink.step = step_at(0, rank, 4)
-        texts |= {downlink.encode_partial(x, 1, hop).to_dense().numpy().tobytes() for hop in range(4)}
+        sums.step = step_at(0, rank, 4)
+        texts |= {sums.encode(x, [LayerStretch(1, 0, 500)], hop).to_dense().numpy().tobytes() for hop in range(4)}
     assert len(texts) == 16
 
 
@@ -267,7 +272,7 @@ def test_empty_chunks_and_dense_payloads_pass_through() -> None:
         mixed = Bundle([codes, Dense(torch.full((500,), 1.0, dtype=torch.float16))])
         total = ring.sum(mixed, (3, 1)).to_dense()
         ring.commit()
-        return total, codes.to_dense(), ring.state_dict()["errors"]
+        return total, codes.to_dense(), kept_by(ring)
 
     results = run_threads(rank, 3)
     exact = sum(codes for _, codes, _ in results)
@@ -284,7 +289,7 @@ def test_partial_sums_with_other_payloads_are_refused() -> None:
     codes = [made("int8").encode(torch.ones(n), LAYERS[1], step_at(0, 0, 2)) for n in (100, 400, 500)]
     own = Bundle(codes[:2])
     pieces = RequantisedPieces(
-        transport, own, Layout.of(own, (1,)), Downlink(made("int8"), LAYERS), [0], torch.zeros(500)
+        transport, own, Layout.of(own, (1,)), CompressedSums(made("int8"), LAYERS), [0, 500], torch.zeros(500)
     )
     round_ = Round()
     round_.receive(1, Piece(0, 500, frozenset([1])), effect="received + own")
@@ -298,8 +303,8 @@ def test_every_kept_error_is_in_the_next_sum() -> None:
 
     def rank(transport: MemoryTransport) -> torch.Tensor:
         ring, _ = ring_of(transport, "int8")
-        errors = {layer: torch.ones(LAYERS[layer].numel) for layer in KEY}
-        ring.load_state_dict({"errors": errors, "downlink": {}})
+        ones = {(layer, 0, LAYERS[layer].numel): torch.ones(LAYERS[layer].numel) for layer in KEY}
+        ring.load_state_dict({"residuals": ones, "keepers": {}})
         nothing = made("int8").encode(torch.zeros(NUMEL), end_to_end(LAYERS), step_at(0, transport.rank, 3))
         return ring.sum(nothing, KEY).to_dense()
 

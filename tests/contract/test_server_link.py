@@ -15,12 +15,12 @@ import torch
 from collectives.parameter_server import (
     SERVER,
     WORKER,
-    Answer,
     ClockEnd,
     ControlMessage,
     ParameterServer,
     RemoteServer,
     Request,
+    ServerReply,
     _buffers,
     serve,
 )
@@ -73,8 +73,8 @@ def star(server: ParameterServer, numels: Sequence[int]) -> Iterator[Star]:
     assert made.failures == []
 
 
-def at_once(*work: Callable[[], Answer]) -> list[Answer]:
-    answers: dict[int, Answer] = {}
+def at_once(*work: Callable[[], ServerReply]) -> list[ServerReply]:
+    answers: dict[int, ServerReply] = {}
     threads = [
         threading.Thread(target=lambda i=index, f=function: answers.update({i: f()}), daemon=True)
         for index, function in enumerate(work)
@@ -160,7 +160,7 @@ def test_the_bound_holds_over_wires(staleness: int) -> None:
     parameters = Recorded(numels)
     seen: list[tuple[int, int]] = []
 
-    def work(worker: RemoteServer, rank: int) -> Answer:
+    def work(worker: RemoteServer, rank: int) -> ServerReply:
         dice = random.Random(rank)
         for index in range(15):
             for layer_id in (1, 0):

@@ -18,7 +18,7 @@ from compressors.base import Compressor
 from compressors.group_topk import GroupTopK
 from compressors.hylo import Hylo
 from compressors.topk import TopK
-from gradwire.exchange.communicator import Downlink
+from gradwire.exchange.communicator import CompressedSums
 from gradwire.exchange.packed_state import pack_state, unpack_state
 from gradwire.exchange.reducers import reducer_for
 from gradwire.exchange.report import Bucket
@@ -61,9 +61,9 @@ def split(x: torch.Tensor, numels: Sequence[int]) -> Iterator[tuple[int, torch.T
 
 
 def bound(transport: MemoryTransport, options: str, compressor: Compressor) -> BoundCollective:
-    downlink = Downlink(compressor, LAYERS)
-    downlink.step = step_at(0, transport.rank, transport.world_size)
-    return build("collectives", Collective, f"server:{options}").bind(transport, downlink)
+    sums = CompressedSums(compressor, LAYERS)
+    sums.step = step_at(0, transport.rank, transport.world_size)
+    return build("collectives", Collective, f"server:{options}").bind(transport, sums)
 
 
 def add_by_layer_(into: torch.Tensor, total: torch.Tensor, key: Sequence[int]) -> None:

@@ -24,7 +24,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 
 from collectives.allgather import Allgather, BoundAllgather
 from collectives.allreduce import Native, Ring
-from collectives.base import AnswerEncoder
+from collectives.base import SumEncoder
 from collectives.transport.base import Transport, TransportError
 from compressors.floats import NoCompression
 from compressors.group_topk import GroupTopK
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.xdist_group("ddp hook failures")  # its ranks run once 
 class Witness(Allgather):
     """An all-gather that counts committed and dropped steps."""
 
-    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundWitness:
+    def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundWitness:
         return BoundWitness(self, transport)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bench.datasets.base import CLASSIFICATION, Dataset, Samples
-from bench.strategies.placed.host import pool_buffers_
+from bench.models.base import pooled_buffers
 from bench.train.data import evaluate, pool_running_statistics_
 from tests.testing.ranks import run_ranks
 
@@ -80,6 +80,6 @@ def test_an_evaluation_leaves_each_rank_its_own_statistics(tmp_path: Path) -> No
 
 def test_the_host_of_placed_replicas_pools_theirs() -> None:
     of_replicas = [dict(trained(rank).named_buffers()) for rank in range(WORLD_SIZE)]
-    buffers = {name: torch.zeros_like(buffer) for name, buffer in of_replicas[0].items()}
-    pool_buffers_(buffers, of_replicas)
-    assert_pooled(buffers)
+    stacks = {name: torch.stack([each[name] for each in of_replicas]) for name in of_replicas[0]}
+    means = lambda stacks: [stack.mean(dim=0) for stack in stacks]  # noqa: E731
+    assert_pooled(pooled_buffers(stacks, ["0.running_var"], means))

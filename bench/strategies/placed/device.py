@@ -29,7 +29,6 @@ from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Straggler
 from bench.core.processes import peak_rss_bytes
 from bench.datasets.base import Task
-from bench.models.base import weights_hash
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import CommandedRank, SaveState
 from bench.strategies.placed.assignment import LOSS, Edge, Route, attribute, parameters_of
@@ -48,6 +47,7 @@ from collectives.pool import BoundPool
 from collectives.transport.base import Pending, Transport, wait_all
 from compressors.layer import Step
 from gradwire.exchange.communicator import CompressedCommunicator
+from gradwire.exchange.packed_state import bits_hash
 from gradwire.exchange.report import StepReport
 from gradwire.step_guard import StepGuard
 
@@ -408,7 +408,7 @@ class DeviceProcess(CommandedRank):
             "traffic": as_dicts(self._transport.traffic),
             "links": dict(self._stage.sent_bytes),
             "residual_norms": self._channel.residual_norms(),
-            "weights": weights_hash(self._parameters),
+            "weights": bits_hash(self._parameters),
             "cpu_s_per_step": statistics.fmean(self._cpu_s) if self._cpu_s else None,
             "peak_rss_bytes": peak_rss_bytes(),
             "held_bytes": sum(self._channel.nbytes.values()),

@@ -16,6 +16,7 @@ from torch import nn
 from typing_extensions import override
 
 from bench.core.config.run import RunConfig
+from bench.models.base import pooled_buffers
 from bench.strategies.base import Batch, BoundStrategy
 from bench.strategies.placed.assignment import Plan
 from bench.strategies.placed.device import Stage
@@ -30,7 +31,7 @@ from bench.strategies.placed.messages import (
     send_tensor,
     tell,
 )
-from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
+from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder
 from collectives.payloads.base import Payload, unpack
 from collectives.schedule.rounds import Layout
 from collectives.server import added
@@ -155,8 +156,11 @@ class HostTraining(BoundStrategy):
                 if rank == peers[0]:
                     receive_all_(self._transport, rank, list(stage.parameters.values()))
                 receive_all_(self._transport, rank, buffers)
-                of_replicas.append({name: buffer.clone() for name, buffer in stage.buffers.items()})
-            pool_buffers_(stage.buffers, of_replicas)
+                of_replicas.append([buffer.clone() for buffer in buffers])
+            stacks = dict(zip(stage.buffers, map(torch.stack, zip(*of_replicas, strict=True)), strict=True))
+            variances = [name for name in stacks if name.endswith("running_var")]
+            for name, pooled in pooled_buffers(stacks, variances, _means).items():
+                stage.buffers[name].copy_(pooled)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -253,7 +257,7 @@ class HostSum(Collective):
         self.to_host = to_host
 
     @override
-    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundHostSum:
+    def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundHostSum:
         return BoundHostSum(self, transport)
 
     @override
@@ -296,21 +300,5 @@ def serve_sum(transport: Transport, ranks: Sequence[int], requests: Sequence[dic
     wait_all([transport.send(answer, rank) for rank in ranks])
 
 
-def pool_buffers_(buffers: Mapping[str, torch.Tensor], of_replicas: Sequence[Mapping[str, torch.Tensor]]) -> None:
-    """Set floating-point buffers to their means over replicas.
-
-    A BatchNorm's running variance becomes that of all replicas' samples together: the mean of the variances plus the
-    variance of the means.
-
-    Args:
-        buffers: the buffers to set, by name.
-        of_replicas: the buffers of each replica.
-    """
-    for name, buffer in buffers.items():
-        values = [each[name] for each in of_replicas]
-        if name.endswith("running_var"):
-            means = [each[f"{name.removesuffix('var')}mean"] for each in of_replicas]
-            mean = torch.stack(means).sum(dim=0) / len(means)
-            values = [value + (own - mean) ** 2 for value, own in zip(values, means, strict=True)]
-        if buffer.is_floating_point():
-            buffer.copy_(torch.stack(values).sum(dim=0) / len(values))
+def _means(stacks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [stack.sum(dim=0) / len(stack) for stack in stacks]

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from collectives.parameter_server import Answer, ClockEnd, ParameterServer, Session
+from collectives.parameter_server import ClockEnd, ParameterServer, ServerReply, Session
 from collectives.payloads import Dense
 from collectives.payloads.base import unpack
 from collectives.transport.base import TransportError
@@ -31,13 +31,13 @@ def on_arrival(world_size: int) -> tuple[Recorded, list[Session]]:
     return parameters, [server.join(rank) for rank in range(world_size)]
 
 
-def clock(session: Session, value: float = 1.0, *, dropped: bool = False) -> Answer:
+def clock(session: Session, value: float = 1.0, *, dropped: bool = False) -> ServerReply:
     """Make one clock of a worker whose gradient is `value` everywhere."""
     session.push(0, Dense(torch.full((3,), value)))
     return session.end_clock(ClockEnd(index=session.clock, epoch=0, lr=0.1, dropped=dropped))
 
 
-def together(*work: Callable[[], Answer]) -> list[Answer]:
+def together(*work: Callable[[], ServerReply]) -> list[ServerReply]:
     with ThreadPoolExecutor(len(work)) as pool:
         return [future.result() for future in [pool.submit(function) for function in work]]
 
@@ -79,7 +79,7 @@ def test_the_bound_holds_whatever_the_timing(staleness: int) -> None:
     parameters, sessions = bounded(4, staleness)
     seen: list[tuple[int, int]] = []  # (clock that starts, version of the parameters that it gets)
 
-    def work(session: Session) -> Answer:
+    def work(session: Session) -> ServerReply:
         dice = random.Random(session.rank)
         for _ in range(25):
             time.sleep(dice.random() * 0.002)
@@ -135,7 +135,7 @@ def test_all_synchronize_on_one_version() -> None:
     parameters, sessions = on_arrival(3)
     late = threading.Event()
 
-    def work(session: Session) -> Answer:
+    def work(session: Session) -> ServerReply:
         if session.rank == 2:
             late.wait()
         for _ in range(session.rank + 1):

@@ -7,6 +7,7 @@ import torch
 
 from collectives.payloads import Bundle, Dense, GroupSparse, RowSparse, Sparse, Triangle, UnreducedSum, members
 from collectives.payloads.base import Payload, PayloadError, unpack
+from collectives.payloads.bundle import mean_over_senders_
 from collectives.schedule.rounds import Layout
 from tests.testing.payloads import Example, bundled, cut, make, packed_codes
 
@@ -189,3 +190,33 @@ def test_terms_merge_into_what_can_travel() -> None:
     for numels in ((1, 2), (2, 1)):
         with pytest.raises(PayloadError, match="payloads of 1 and 2 elements cannot be added"):
             UnreducedSum([Dense(torch.ones(numel)) for numel in numels])
+
+
+def sent_at(kind: str, positions: list[int], values: torch.Tensor) -> Payload:
+    """Return a payload of 12 elements that sends these values, of which some are zero."""
+    indices = torch.tensor(positions)
+    match kind:
+        case "sparse":
+            return Sparse(12, indices, values)
+        case "group_sparse":  # two of each group of four
+            return GroupSparse(12, 4, 2, values, indices % 4)
+        case "rows":
+            return RowSparse(12, indices[::2] // 2, values.view(-1, 2))
+        case _:
+            return Bundle([Sparse(4, indices[:2], values[:2]), Sparse(8, indices[2:] - 4, values[2:])])
+
+
+@pytest.mark.parametrize("kind", ["sparse", "group_sparse", "rows", "bundle"])
+def test_a_mean_over_senders_counts_zeros_that_are_sent(kind: str) -> None:
+    of_ranks = [[0, 1, 4, 5, 8, 9], [2, 3, 4, 5, 8, 9], [0, 1, 6, 7, 8, 9]]  # nobody sends 10 and 11
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(3, 6, generator=generator)
+    values[0, 1:3] = values[2, 5] = 0
+    terms = [sent_at(kind, positions, row) for positions, row in zip(of_ranks, values, strict=True)]
+    expected = torch.zeros(12, dtype=torch.float64)
+    for element in range(12):
+        sent = [row[at.index(element)].double() for at, row in zip(of_ranks, values, strict=True) if element in at]
+        if sent:
+            expected[element] = sum(sent) / len(sent)
+    mean = mean_over_senders_(UnreducedSum(terms).to_dense(), terms)
+    torch.testing.assert_close(mean.double(), expected, rtol=1e-6, atol=0)

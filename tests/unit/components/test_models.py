@@ -11,9 +11,10 @@ from torch import nn
 
 from bench.core import registry, spec
 from bench.core.errors import UsageError
-from bench.models.base import try_forward, weights_hash
+from bench.models.base import try_forward
 from bench.models.resnet import BasicBlock
 from collectives.options import Incompatible
+from gradwire.exchange.packed_state import bits_hash
 
 PARAMETERS = {
     "linear": 30_730,
@@ -184,5 +185,5 @@ def test_bad_options_are_usage_errors(text: str, message: str) -> None:
 
 def test_a_parameter_without_dimensions_is_hashed_like_others() -> None:
     scales = [nn.Parameter(torch.tensor(value)) for value in (1.0, 1.0, 2.0)]
-    first, same, other = (weights_hash([scale]) for scale in scales)
+    first, same, other = (bits_hash([scale]) for scale in scales)
     assert (first == same, first == other) == (True, False)

@@ -12,7 +12,8 @@ from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.launch.resolve import resolve
-from bench.models.base import seeded_network, weights_hash
+from bench.models.base import seeded_network
+from gradwire.exchange.packed_state import bits_hash
 
 FILE = """
 import random
@@ -112,7 +113,7 @@ def test_weights_belong_to_the_seed_and_later_draws_to_the_rank_too(
     for rank, seed in ((0, 1), (1, 1), (0, 2)):
         monkeypatch.setenv("RANK", str(rank))
         network = seeded_network(f"own.py:{function}", data, seed)
-        found.append(weights_hash((*network.parameters(), *network.buffers())))
+        found.append(bits_hash((*network.parameters(), *network.buffers())))
         drawn.append((float(torch.rand(1)), np.random.rand()))
     assert found[0] == found[1] != found[2]
     assert drawn[0][0] == drawn[1][0]  # as before, ranks draw the same from torch

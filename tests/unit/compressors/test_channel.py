@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from typing import Any, cast
 
 import pytest
 import torch
 
 from bench.core import registry, spec
 from collectives.base import Collective
+from compressors.algc import Algc
 from compressors.floats import NoCompression
 from compressors.topk import TopK
 from gradwire.exchange.communicator import CompressedCommunicator
@@ -125,6 +127,35 @@ def test_both_messages_of_a_step_are_reported_and_counted() -> None:
         assert channel.finish_step().encoded == []
 
     run_threads(exchange, 2)
+
+
+def test_what_a_compressor_learns_from_sums_is_kept_once_the_step_is_accepted() -> None:
+    """Rank 0 serves, and Algc follows the threshold that its answers need."""
+
+    def exchange(transport: MemoryTransport) -> list[dict[str, Any]]:
+        server = spec.build("collectives", "server:downlink=recode")
+        compressor = Algc(min_numel=0, ratio=0.2)
+
+        def new() -> CompressedCommunicator:
+            channel = CompressedCommunicator(LAYERS, reducer_for(compressor), cast(Collective, server), transport)
+            channel.start_step(step_at(0, transport.rank, 2))
+            return channel
+
+        channel, states = new(), []
+        for is_dropped in (True, False):
+            channel.mean_(tensors_of(transport.rank))
+            if is_dropped:
+                channel.drop()
+            channel.commit()
+            states.append(channel.state_dict()["sums"])
+        restored = new()
+        restored.load_state_dict(channel.state_dict())
+        return [*states, restored.state_dict()["sums"]]
+
+    (dropped, accepted, restored), of_other = run_threads(exchange, 2)
+    assert not dropped
+    assert accepted["control"].keys() == restored["control"].keys() == {layer.id for layer in LAYERS}
+    assert not any(of_other)
 
 
 def test_its_state_goes_on_where_it_was_saved() -> None:

@@ -18,7 +18,7 @@ from collectives.payloads.codec.value_codes import VALUE_CODINGS, ValueCoding, b
 from compressors.base import Compressor
 from compressors.group_topk import GroupTopK
 from compressors.kernels.value_codes import Coded, code_values
-from compressors.parts.values import Codes
+from compressors.parts.values import CodeForm
 from compressors.topk import TopK
 from tests.testing.compressor_cases import layers_of_shapes, step_at
 from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops, same
@@ -171,7 +171,7 @@ def test_sums_and_slices_are_in_bf16() -> None:
 def test_codes_have_no_value_dtype() -> None:
     with pytest.raises(OptionError, match="value_dtype=bf16 has no use; leave value_dtype out, or use values"):
         build("compressors", Compressor, "topk:values=int8,value_dtype=bf16")
-    assert TopK(values="int8", value_dtype="fp16").form == Codes("int8")
+    assert TopK(values="int8", value_dtype="fp16").form == CodeForm("int8")
 
 
 def coded(x: torch.Tensor, seed: int) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ from bench.datasets.base import Samples
 from bench.train import partition
 from bench.train.checkpoint import resized
 from bench.train.data import Batches
-from collectives.server import EVERY_RANK
+from collectives.recoding import EVERY_RANK
 from tests.testing.configs import make_config
 from tests.testing.local_steps import Rank, run_local
 from tests.unit.compressors.test_local_steps import drift, network
@@ -85,24 +85,24 @@ def test_other_ranks_go_on_without_a_sample_that_was_used_in_the_epoch(world_siz
 
 
 def test_what_waits_to_be_sent_is_applied_by_other_ranks_as_it_would_have_been() -> None:
-    """A step applies the mean over ranks; a server keeps sums."""
+    """A step applies the mean over ranks, so every new rank gets the mean of what the old ranks kept."""
     states = []
     for rank in range(2):
         reducer = {"residuals": {0: torch.tensor([4.0 + 2 * rank, 1.0])}, "velocities": {}, "memory": {"q": {0: rank}}}
         kept = {(0, rank, rank + 1): torch.tensor([6.0 + rank])}  # sharded: each server keeps a part
         keepers = {(0, 0, 1): 0, (0, 1, 2): 1}
-        hook = {"step": 3, "reducer": reducer, "collective": {"residuals": kept, "keepers": keepers, "downlink": {}}}
+        hook = {"step": 3, "reducer": reducer, "collective": {"residuals": kept, "keepers": keepers}}
         old = batches()
         next(old)
         states.append({"batches": [old.state_dict()], "counts": {}, "strategy": {"exchanges": [hook]}})
     config = make_config(batch_size=4, replicas=3, world_size=3)
-    for waiting, mean, served in (("sum", 5.0, [9.0, 10.5]), ("drop", 0.0, [])):
+    for waiting, mean, served in (("sum", 5.0, [3.0, 3.5]), ("drop", 0.0, [])):
         new = [resized(states, config, rank, waiting, DATASET, TRAIN) for rank in range(3)]  # type: ignore[arg-type]
         exchanges = [state["strategy"]["exchanges"][0] for state in new]
         zero = torch.zeros(2)
         residuals = [exchange["reducer"]["residuals"].get(0, zero) for exchange in exchanges]
         assert float(torch.stack(residuals).mean(dim=0)[0]) == mean
-        for state in (exchange["collective"] for exchange in exchanges):  # each rank begins with all of it
+        for state in (exchange["collective"] for exchange in exchanges):
             assert [float(residual) for residual in state["residuals"].values()] == served
             assert state["keepers"] == dict.fromkeys(state["residuals"], EVERY_RANK)
         assert [exchange["reducer"]["memory"]["q"][0] for exchange in exchanges] == [0, 1, 0]
@@ -115,7 +115,7 @@ def test_what_a_rings_partial_sums_lost_is_added_by_other_ranks_as_it_would_have
     states = []
     for rank in range(2):
         nothing = {"residuals": {}, "velocities": {}, "memory": {}}
-        ring = {"errors": {0: torch.tensor([4.0 + 2 * rank])}, "downlink": {}}
+        ring = {"residuals": {(0, 0, 1): torch.tensor([4.0 + 2 * rank])}, "keepers": {}}
         old = batches()
         next(old)
         exchanges = [{"reducer": nothing, "collective": ring}]
@@ -124,7 +124,7 @@ def test_what_a_rings_partial_sums_lost_is_added_by_other_ranks_as_it_would_have
     for rank in range(3):
         new = resized(states, config, rank, waiting, DATASET, TRAIN)  # type: ignore[arg-type]
         found = new["strategy"]["exchanges"][0]["collective"]
-        assert float(found["errors"].get(0, torch.zeros(1))) == mean
+        assert float(found["residuals"].get((0, 0, 1), torch.zeros(1))) == mean
 
 
 def test_other_ranks_go_on_with_the_outer_copy_and_an_exchange_that_is_under_way() -> None:

@@ -1,0 +1,171 @@
+"""`RecodingSum`: base of the collectives that encode a sum again on its way, and keep what that leaves out.
+
+What the encoding of a sum leaves out, its residual, is added to a later sum of the same elements. So the results of all
+sums, plus the residuals that the ranks keep, are what the ranks have contributed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from collectives.base import BoundCollective, Collective, SumEncoder, without_residuals
+from collectives.options import OptionError
+from collectives.payloads.base import PayloadError
+from collectives.schedule.rounds import LayerStretch, Layout
+from collectives.transport.base import Receive, Send, Transport, wait_all
+
+# Keeper of a stretch of whose residual all ranks keep an equal share, as after resuming with another number of ranks.
+EVERY_RANK = -1
+
+ByStretch = dict[LayerStretch, torch.Tensor]  # fp32 [elements of the stretch]
+
+
+class RecodingSum(BoundCollective):
+    """A collective on one rank that encodes sums again, and adds the residuals to the next sums.
+
+    A sum proposes new residuals; later sums use them once they are accepted with `commit`.
+
+    Args:
+        options: the collective.
+        transport: connects the ranks.
+        encoder: encodes sums with the run's compressor; without it only sums that need no encoding are possible.
+    """
+
+    def __init__(self, options: Collective, transport: Transport, encoder: SumEncoder | None) -> None:
+        super().__init__(options, transport)
+        self._encoder = encoder
+        self._residuals: ByStretch = {}
+        self._proposed: ByStretch = {}
+        self._keepers: dict[LayerStretch, int] = {}  # those of all ranks, if stretches move between ranks
+
+    @property
+    def encoder(self) -> SumEncoder:
+        """Return what encodes sums.
+
+        Raises:
+            OptionError: there is none.
+        """
+        if self._encoder is None:
+            raise OptionError(
+                f"{self.options.component_name} encodes sums again or keeps their errors, which needs the compressor "
+                f"of a training run; use {without_residuals(self.options)}"
+            )
+        return self._encoder
+
+    def borders_of(self, layout: Layout) -> list[int]:
+        """Return the first element of each layer in a message, and the number of elements of the message.
+
+        Raises:
+            PayloadError: the message has other elements than its layers.
+        """
+        borders = [0, *itertools.accumulate(map(self.encoder.numel, layout.key))]
+        if borders[-1] != layout.numel:
+            raise PayloadError(
+                f"{self.options.component_name} was given {layout.numel} elements for layers {list(layout.key)}, which "
+                f"have {borders[-1]}; give the ids of exactly the layers in the payload"
+            )
+        return borders
+
+    def add_residuals_to_(self, total: torch.Tensor, stretches: Sequence[LayerStretch]) -> None:
+        """Add the accepted residuals of these stretches to `total`, fp32 [elements of all stretches] (mutated)."""
+        for stretch, part in by_stretch(total, stretches).items():
+            if stretch in self._residuals:
+                part.add_(self._residuals[stretch])
+
+    def propose(self, residuals: ByStretch) -> None:
+        """Propose new residuals of some stretches; the tensors are not copied, so they must not change afterwards."""
+        self._proposed |= residuals
+
+    def settle(self, keepers: Mapping[LayerStretch, int]) -> None:
+        """Move residuals to the ranks that encode the stretches from now on. Every rank must call this method.
+
+        When DDP rebuilds its buckets, a layer may be encoded by another rank, or be cut at other elements. Nothing is
+        sent if the same ranks encode the same stretches as before; otherwise one fp32 message, counted as `state`, for
+        each piece of a stretch that moves to another rank.
+
+        Args:
+            keepers: the rank that encodes each stretch, for all stretches of a layer; the same on all ranks.
+        """
+        changed = {stretch: keeper for stretch, keeper in keepers.items() if self._keepers.get(stretch) != keeper}
+        if not changed:
+            return
+        rank = self.transport.rank
+        layers = {stretch.layer for stretch in changed}
+        before = {old: keeper for old, keeper in self._keepers.items() if old.layer in layers}
+        arrived: ByStretch = {}
+        sends: list[Send] = []
+        receives: list[Receive] = []
+        for new, keeper in changed.items():
+            for old, source in before.items():
+                start, stop = max(new.start, old.start), min(new.stop, old.stop)
+                if old.layer != new.layer or start >= stop:
+                    continue
+                if keeper != rank:
+                    if source == rank:
+                        sends.append((self._part(old, start, stop), keeper))
+                    continue
+                if new not in arrived:
+                    arrived[new] = torch.zeros(new.stop - new.start, dtype=torch.float32, device=self.transport.device)
+                into = arrived[new][start - new.start : stop - new.start]
+                if source in (rank, EVERY_RANK):
+                    shares = self.transport.world_size if source == EVERY_RANK else 1
+                    torch.mul(self._part(old, start, stop), shares, out=into)
+                else:
+                    receives.append((into, source))
+        with self.transport.counted_as("state"):
+            wait_all(self.transport.post(sends, receives))
+        for old in before.keys() - (keepers.keys() - changed.keys()):
+            self._residuals.pop(old, None)
+            del self._keepers[old]
+        self._residuals |= arrived
+        self._keepers |= changed
+
+    def _part(self, stretch: LayerStretch, start: int, stop: int) -> torch.Tensor:
+        if stretch not in self._residuals:  # before the first accepted step
+            return torch.zeros(stop - start, dtype=torch.float32, device=self.transport.device)
+        return self._residuals[stretch][start - stretch.start : stop - stretch.start]
+
+    @property
+    @override
+    def nbytes(self) -> int:
+        kept = (*self._residuals.values(), *self._proposed.values())
+        return super().nbytes + sum(residual.nbytes for residual in kept)
+
+    @override
+    def commit(self) -> None:
+        self._residuals |= self._proposed
+        self._proposed = {}
+
+    @override
+    def drop(self) -> None:
+        self._proposed = {}
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's accepted residuals, and which rank keeps the residual of which stretch."""
+        return {
+            "residuals": {tuple(stretch): residual.clone() for stretch, residual in self._residuals.items()},
+            "keepers": {tuple(stretch): keeper for stretch, keeper in self._keepers.items()},
+        }
+
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._residuals = {LayerStretch(*each): residual.clone() for each, residual in state["residuals"].items()}
+        self._keepers = {LayerStretch(*each): keeper for each, keeper in state["keepers"].items()}
+        self._proposed = {}
+
+
+def by_stretch(total: torch.Tensor, stretches: Sequence[LayerStretch]) -> ByStretch:
+    """Return each stretch's part of `total`, fp32 [elements of all stretches], as a view."""
+    parts = torch.split(total, [stretch.stop - stretch.start for stretch in stretches])
+    return dict(zip(stretches, parts, strict=True))
+
+
+def on_every_rank(shares: dict[tuple[int, int, int], torch.Tensor]) -> dict[str, Any]:
+    """Return a state in which each rank keeps the same residuals, its share of what all ranks together keep."""
+    return {"residuals": shares, "keepers": dict.fromkeys(shares, EVERY_RANK)}
