@@ -42,6 +42,7 @@ from gradwire.ddp.attach import check_types
 from gradwire.ddp.hook import NonFiniteGradient, warn_of_missing_epoch
 from gradwire.exchange.communicator import Nonfinite, own_transport
 from gradwire.local.exchange import LocalSteps
+from gradwire.local.fragments import OuterOptimizer
 from gradwire.local.options import LocalOptions
 
 
@@ -54,6 +55,7 @@ def attach_local(
     seed: int = 0,
     nonfinite: Nonfinite = "skip",
     timeout_s: float = 300.0,
+    outer_optimizer: OuterOptimizer | None = None,
     **options: Any,
 ) -> "LocalHook":
     """Let every rank train `model` alone, and exchange differences of parameters after every so many optimizer steps.
@@ -71,12 +73,16 @@ def attach_local(
         nonfinite: what to do about NaN or infinity, in an optimizer's gradients or in a difference: "skip" it on this
             rank, "raise" on this rank, or "zero" the elements.
         timeout_s: longest wait for any one message, in seconds.
+        outer_optimizer: makes the optimizer that moves the outer copy, from parameters of the model's shapes in fp32:
+            `lambda parameters: torch.optim.Adam(parameters, lr=0.01)`. It is called once per fragment, takes the place
+            of outer_lr, outer_momentum and nesterov, and must do the same on every rank.
         options: options of local steps, such as steps=30, outer_lr=0.7 or preset="diloco".
 
     Raises:
         ValueError: `nonfinite` is none of these words; the compressor or collective does not work with local steps; the
             model is wrapped, or has complex or fp64 parameters, sparse gradients or nothing to train; an optimizer
-            exchanges something itself, belongs to another model, or only wraps another optimizer.
+            exchanges something itself, belongs to another model, or only wraps another optimizer; `outer_optimizer`
+            does not return an optimizer of all parameters that it is given, or options of the default one are given.
         OptionError: an option is unknown or impossible, or a spec names no component.
     """
     if isinstance(compressor, str):
@@ -90,6 +96,9 @@ def attach_local(
         raise ValueError("attach_local cannot end the loop of your script at an exchange; give steps a number")
     if chosen.quorum:
         raise ValueError("the process group of your script breaks when a rank is lost; leave out quorum")
+    of_default = [name for name in ("outer_lr", "outer_momentum", "nesterov") if name in options]
+    if of_default and outer_optimizer is not None:
+        raise ValueError(f"{of_default[0]} is for the SGD that outer_optimizer replaces; leave out one of the two")
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     check_optimizers(optimizers)
     chosen.check_pair(compressor, collective)
@@ -104,7 +113,17 @@ def attach_local(
             dist.broadcast(first, 0)
             tensor.copy_(first)
     transport = own_transport(next(model.parameters()).device, timeout_s)
-    return LocalHook(model, optimizers, chosen, compressor, collective, transport, seed=seed, nonfinite=nonfinite)
+    return LocalHook(
+        model,
+        optimizers,
+        chosen,
+        compressor,
+        collective,
+        transport,
+        seed=seed,
+        nonfinite=nonfinite,
+        outer_optimizer=outer_optimizer,
+    )
 
 
 def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -148,8 +167,11 @@ class LocalHook(LocalSteps):
         *,
         seed: int,
         nonfinite: Nonfinite,
+        outer_optimizer: OuterOptimizer | None,
     ) -> None:
-        super().__init__(model, options, compressor, collective, transport, nonfinite=nonfinite)
+        super().__init__(
+            model, options, compressor, collective, transport, nonfinite=nonfinite, outer_optimizer=outer_optimizer
+        )
         self._seed = seed
         self._epoch: int | None = None
         self._epoch_is_missing = compressor.traits.denser_epochs > 0
@@ -207,7 +229,7 @@ class LocalHook(LocalSteps):
         Save that of every rank, between two steps.
         """
         with contextlib.nullcontext() if self._closed else self.outer():
-            return super().state_dict() | {"options": self.options.option_texts()}
+            return super().state_dict() | {"options": self._options_now()}
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -217,7 +239,7 @@ class LocalHook(LocalSteps):
             ValueError: the state was saved with other options.
             RuntimeError: the model holds the outer copy.
         """
-        now = self.options.option_texts()
+        now = self._options_now()
         if others := [f"{name}={value}" for name, value in state["options"].items() if now.get(name) != value]:
             raise ValueError(f"this state was saved with {', '.join(others)}; give attach_local the same options")
         if self._shows_outer:
@@ -250,6 +272,9 @@ class LocalHook(LocalSteps):
             self.show_outer()
         finally:
             super().close()
+
+    def _options_now(self) -> dict[str, str]:
+        return self.options.option_texts() | {"outer_optimizer": type(self._fragments[0].optimizer).__name__}
 
     def _check_unchanged(self) -> None:
         if reason := self._attached.change():
