@@ -12,7 +12,7 @@ local.close()
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
 import torch
@@ -332,9 +332,7 @@ class LocalHook(LocalSteps):
         if self._shows_outer:
             raise RuntimeError("inside outer() an optimizer's step would be lost; train outside of the block")
 
-    def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if kwargs.get("closure", args[1] if len(args) > 1 else None) is not None:
-            raise RuntimeError("local steps need gradients before optimizer.step(); call backward(), give no closure")
+    def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if id(optimizer) not in self._waiting_for:
             raise RuntimeError("an optimizer made two steps while another made none; call step() of each once per step")
         self._check_not_outer()
@@ -345,6 +343,11 @@ class LocalHook(LocalSteps):
             self._check_unchanged()
             self.start_step(self.step_of(self._steps, self._epoch, self._seed))
             self._updates = True
+        changed = None
+        if (closure := kwargs.get("closure", args[1] if len(args) > 1 else None)) is not None:
+            with torch.enable_grad():  # computes the gradients
+                given = _once(closure())
+            changed = (optimizer, given, *args[2:]), {key: kwargs[key] for key in kwargs if key != "closure"}
         parameters = parameters_of(optimizer)
         ids = {id(parameter) for parameter in parameters}
         is_ready = self.prepare_gradients_([layer for layer in self.layers if id(layer.weight) in ids])
@@ -355,6 +358,7 @@ class LocalHook(LocalSteps):
             for parameter in parameters:
                 parameter.grad = None
         self._is_updating = True
+        return changed
 
     def _after_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._is_updating = False
@@ -362,6 +366,20 @@ class LocalHook(LocalSteps):
         if not self._waiting_for:
             self._waiting_for = self._ids
             self.after_update()
+
+
+def _once(loss: Any) -> Callable[[], Any]:
+    """Return a closure for an optimizer's step that returns a loss, whose gradients are there already."""
+    left = [loss]
+
+    def closure() -> Any:
+        if not left:
+            raise RuntimeError(
+                "this optimizer computes several gradients per step, and local steps check one; use another optimizer"
+            )
+        return left.pop()
+
+    return closure
 
 
 def _watch_other_optimizers(hook: LocalHook) -> RemovableHandle:

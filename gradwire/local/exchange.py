@@ -229,7 +229,7 @@ class LocalSteps(CompressedCommunicator):
             "number": self._number,
             "fragments": [fragment.state_dict() for fragment in self._fragments],
             "buffers": self._outer_buffers,
-            "inner": self._inner,
+            "inner": self._own() if self._inner is None else self._inner,
             "under_way": None if self._under_way is None else _saved(self._under_way),
         }
 
@@ -241,7 +241,7 @@ class LocalSteps(CompressedCommunicator):
         for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
             fragment.load_state_dict(saved)
         self._outer_buffers = [buffer.clone() for buffer in state["buffers"]]
-        self._inner = None if state["inner"] is None else [own.clone() for own in state["inner"]]
+        self._inner = [own.clone() for own in state["inner"]]
         under_way = state["under_way"]
         self._under_way = None if under_way is None else self._loaded(under_way)
 

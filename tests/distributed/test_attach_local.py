@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import re
 from collections.abc import Callable
@@ -11,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -93,8 +93,8 @@ def move_outer(_: int) -> None:
     local = attach_local(model, pairs[0][1], preset="diloco", steps=2, outer_optimizer=adam)
     for step in range(6):
         for each, sgd in pairs:
-            backward(each, 0, step)
-            sgd.step()
+            gradients = functools.partial(backward, each, 0, step)
+            sgd.step(gradients if each is model else gradients())
             sgd.zero_grad()
         if step % 2 == 1:
             for place, inner in zip(outer, twin.parameters(), strict=True):
@@ -106,7 +106,7 @@ def move_outer(_: int) -> None:
     local.close()
 
 
-def test_any_optimizer_moves_the_outer_copy(tmp_path: Path) -> None:
+def test_any_optimizer_moves_the_outer_copy_also_after_steps_with_a_closure(tmp_path: Path) -> None:
     run_ranks(move_outer, 1, tmp_path)
 
 
@@ -221,9 +221,10 @@ def refuse(_: int) -> None:
     both[0].step()
     with pytest.raises(RuntimeError, match="call step\\(\\) of each once"):
         both[0].step()
-    with pytest.raises(RuntimeError, match="give no closure"):
-        both[1].step(lambda: 0.0)
-    dist.barrier()
+    lbfgs = torch.optim.LBFGS(model.parameters())
+    local = attach_local(model, lbfgs, steps=2)
+    with pytest.raises(RuntimeError, match="computes several gradients per step"):
+        lbfgs.step(lambda: [backward(model, 0, 0), torch.ones(1)][1])
     local.close()
 
 
