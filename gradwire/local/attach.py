@@ -12,7 +12,7 @@ local.close()
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
 import torch
@@ -38,6 +38,7 @@ from gradwire.attached import (
 from gradwire.components import build_components, check_types
 from gradwire.exchange.communicator import copy_from_first_rank_, own_transport
 from gradwire.local.exchange import LocalSteps
+from gradwire.local.fragments import OuterOptimizer
 from gradwire.local.options import LocalOptions
 from gradwire.step_guard import Nonfinite
 
@@ -51,6 +52,7 @@ def attach_local(
     seed: int = 0,
     nonfinite: Nonfinite = "skip",
     timeout_s: float = 300.0,
+    outer_optimizer: OuterOptimizer | None = None,
     **options: Any,
 ) -> "LocalHook":
     """Let every rank train `model` alone, and exchange differences of parameters after every so many optimizer steps.
@@ -68,12 +70,16 @@ def attach_local(
         nonfinite: what to do about NaN or infinity, in an optimizer's gradients or in a difference: "skip" it on this
             rank, "raise" on this rank, or "zero" the elements.
         timeout_s: longest wait for any one message, in seconds.
+        outer_optimizer: makes the optimizer that moves the outer copy, from parameters of the model's shapes in fp32:
+            `lambda parameters: torch.optim.Adam(parameters, lr=0.01)`. It is called once per fragment, takes the place
+            of outer_lr, outer_momentum and nesterov, and must do the same on every rank.
         options: options of local steps, such as steps=30, outer_lr=0.7 or preset="diloco".
 
     Raises:
         ValueError: `nonfinite` is none of these words; the compressor or collective does not work with local steps; the
             model is wrapped, or has complex or fp64 parameters, sparse gradients or nothing to train; an optimizer
-            exchanges something itself, belongs to another model, or only wraps another optimizer.
+            exchanges something itself, belongs to another model, or only wraps another optimizer; `outer_optimizer`
+            does not return an optimizer of all parameters that it is given, or options of the default one are given.
         OptionError: an option is unknown or impossible, or a spec names no component.
     """
     compressor, collective = build_components(compressor, collective)
@@ -84,6 +90,9 @@ def attach_local(
         raise ValueError("attach_local cannot end the loop of your script at an exchange; give steps a number")
     if chosen.quorum:
         raise ValueError("the process group of your script breaks when a rank is lost; leave out quorum")
+    of_default = [name for name in ("outer_lr", "outer_momentum", "nesterov") if name in options]
+    if of_default and outer_optimizer is not None:
+        raise ValueError(f"{of_default[0]} is for the SGD that outer_optimizer replaces; leave out one of the two")
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     check_optimizers(optimizers)
     chosen.check_pair(compressor, collective)
@@ -94,7 +103,17 @@ def attach_local(
     close_earlier_hooks(layers)
     copy_from_first_rank_([*model.parameters(), *model.buffers()])
     transport = own_transport(next(model.parameters()).device, timeout_s)
-    return LocalHook(model, optimizers, chosen, compressor, collective, transport, seed=seed, nonfinite=nonfinite)
+    return LocalHook(
+        model,
+        optimizers,
+        chosen,
+        compressor,
+        collective,
+        transport,
+        seed=seed,
+        nonfinite=nonfinite,
+        outer_optimizer=outer_optimizer,
+    )
 
 
 def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -138,8 +157,11 @@ class LocalHook(LocalSteps):
         *,
         seed: int,
         nonfinite: Nonfinite,
+        outer_optimizer: OuterOptimizer | None,
     ) -> None:
-        super().__init__(model, options, compressor, collective, transport, nonfinite=nonfinite)
+        super().__init__(
+            model, options, compressor, collective, transport, nonfinite=nonfinite, outer_optimizer=outer_optimizer
+        )
         self._seed = seed
         self._updates = True  # false if this rank skips the step
         self._kinds = {id(layer.weight): kind_of(layer.weight) for layer in self.layers if layer.weight is not None}
@@ -194,7 +216,7 @@ class LocalHook(LocalSteps):
         Save that of every rank, between two steps.
         """
         with contextlib.nullcontext() if self._guard.closed else self.outer():
-            return super().state_dict() | {"options": self.options.option_texts()}
+            return super().state_dict() | {"options": self._options_now()}
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -204,7 +226,7 @@ class LocalHook(LocalSteps):
             ValueError: the state was saved with other options.
             RuntimeError: the model holds the outer copy.
         """
-        now = self.options.option_texts()
+        now = self._options_now()
         if others := [f"{name}={value}" for name, value in state["options"].items() if now.get(name) != value]:
             raise ValueError(f"this state was saved with {', '.join(others)}; give attach_local the same options")
         if self._shows_outer:
@@ -237,6 +259,9 @@ class LocalHook(LocalSteps):
             self.show_outer()
         finally:
             super().close()
+
+    def _options_now(self) -> dict[str, str]:
+        return self.options.option_texts() | {"outer_optimizer": type(self._fragments[0].optimizer).__name__}
 
     def _why_not_exchanged(self) -> str | None:
         """Return a sentence about a parameter that is trained but not exchanged; None without one."""
@@ -290,9 +315,7 @@ class LocalHook(LocalSteps):
         if self._shows_outer:
             raise RuntimeError("inside outer() an optimizer's step would be lost; train outside of the block")
 
-    def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if kwargs.get("closure", args[1] if len(args) > 1 else None) is not None:
-            raise RuntimeError("local steps need gradients before optimizer.step(); call backward(), give no closure")
+    def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if id(optimizer) not in self._waiting_for:
             raise RuntimeError("an optimizer made two steps while another made none; call step() of each once per step")
         self._check_not_outer()
@@ -300,6 +323,11 @@ class LocalHook(LocalSteps):
             self._guard.check()
             self.start_step(self.step_of(self._steps, self._guard.epoch, self._seed))
             self._updates = True
+        changed = None
+        if (closure := kwargs.get("closure", args[1] if len(args) > 1 else None)) is not None:
+            with torch.enable_grad():  # computes the gradients
+                given = _once(closure())
+            changed = (optimizer, given, *args[2:]), {key: kwargs[key] for key in kwargs if key != "closure"}
         parameters = parameters_of(optimizer)
         ids = {id(parameter) for parameter in parameters}
         is_ready = self.prepare_gradients_([layer for layer in self.layers if id(layer.weight) in ids])
@@ -310,6 +338,7 @@ class LocalHook(LocalSteps):
             for parameter in parameters:
                 parameter.grad = None
         self._is_updating = True
+        return changed
 
     def _after_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._is_updating = False
@@ -317,6 +346,20 @@ class LocalHook(LocalSteps):
         if not self._waiting_for:
             self._waiting_for = self._ids
             self.after_update()
+
+
+def _once(loss: Any) -> Callable[[], Any]:
+    """Return a closure for an optimizer's step that returns a loss, whose gradients are there already."""
+    left = [loss]
+
+    def closure() -> Any:
+        if not left:
+            raise RuntimeError(
+                "this optimizer computes several gradients per step, and local steps check one; use another optimizer"
+            )
+        return left.pop()
+
+    return closure
 
 
 def _watch_other_optimizers(hook: LocalHook) -> RemovableHandle:

@@ -29,7 +29,7 @@ from compressors.layer import Layer, Step, layers_of, memory_nbytes
 from gradwire.exchange.communicator import CompressedCommunicator
 from gradwire.exchange.reducers import reducer_for
 from gradwire.exchange.report import Bucket, EncodedLayer, StepReport
-from gradwire.local.fragments import Fragment, dealt
+from gradwire.local.fragments import Fragment, OuterOptimizer, dealt
 from gradwire.local.options import LocalOptions
 from gradwire.step_guard import Nonfinite, StepGuard
 
@@ -66,6 +66,7 @@ class LocalSteps(CompressedCommunicator):
         transport: connects the ranks; with a delay, a thread uses it during training.
         nonfinite: what to do about NaN or infinity: "skip" the rank's own step or difference, "raise", or "zero" the
             elements. Ranks do not vote.
+        outer_optimizer: makes the optimizer of the outer copy, once per fragment; None for SGD with `options`.
     """
 
     def __init__(
@@ -77,10 +78,14 @@ class LocalSteps(CompressedCommunicator):
         transport: Transport,
         *,
         nonfinite: Nonfinite = "skip",
+        outer_optimizer: OuterOptimizer | None = None,
     ) -> None:
         super().__init__(layers_of(model), reducer_for(compressor), collective, transport)
         self.options = options
-        self._fragments = [Fragment(layers) for layers in dealt(model, options.fragments)]
+        outer_optimizer = outer_optimizer or functools.partial(
+            torch.optim.SGD, lr=options.outer_lr, momentum=options.outer_momentum, nesterov=options.nesterov
+        )
+        self._fragments = [Fragment(layers, outer_optimizer) for layers in dealt(model, options.fragments)]
         self._model = model
         self._plain = self.bind(Ring())  # for buffers
         self._numel_of = {layer.id: layer.numel for layer in self.layers}
@@ -203,10 +208,12 @@ class LocalSteps(CompressedCommunicator):
     @property
     @override
     def nbytes(self) -> dict[str, int]:
-        """Return the bytes of the tensors that are held on this rank, by purpose; "outer" is the copy with momentum."""
-        of_fragments = (tensor for each in self._fragments for tensor in (each.outer, each.momentum))
-        held = [tensor for tensor in of_fragments if tensor is not None] + self._outer_buffers
-        return super().nbytes | {"outer": memory_nbytes(held)}
+        """Return the bytes of the tensors that are held on this rank, by purpose.
+
+        "outer" is the outer copy with the state of its optimizer.
+        """
+        of_fragments = sum(fragment.nbytes for fragment in self._fragments)
+        return super().nbytes | {"outer": of_fragments + memory_nbytes(self._outer_buffers)}
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -215,10 +222,9 @@ class LocalSteps(CompressedCommunicator):
         return super().state_dict() | {
             "steps": self._steps,
             "number": self._number,
-            "outer": [fragment.outer for fragment in self._fragments],
-            "momentum": [fragment.momentum for fragment in self._fragments],
+            "fragments": [fragment.state_dict() for fragment in self._fragments],
             "buffers": self._outer_buffers,
-            "inner": self._inner,
+            "inner": self._own() if self._inner is None else self._inner,
             "under_way": None if self._under_way is None else _saved(self._under_way),
         }
 
@@ -227,13 +233,12 @@ class LocalSteps(CompressedCommunicator):
         """Replace the whole state with one that `state_dict` returned; load the model first."""
         super().load_state_dict(state)
         self._steps, self._number = state["steps"], state["number"]
-        for fragment, outer, momentum in zip(self._fragments, state["outer"], state["momentum"], strict=True):
-            fragment.outer.copy_(outer)
-            fragment.momentum = None if momentum is None else momentum.clone()
+        for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
+            fragment.load_state_dict(saved)
         self._outer_buffers = [buffer.clone() for buffer in state["buffers"]]
-        self._inner = None if state["inner"] is None else [own.clone() for own in state["inner"]]
-        saved = state["under_way"]
-        self._under_way = None if saved is None else self._loaded(saved)
+        self._inner = [own.clone() for own in state["inner"]]
+        under_way = state["under_way"]
+        self._under_way = None if under_way is None else self._loaded(under_way)
 
     @override
     def close(self) -> None:
@@ -271,7 +276,7 @@ class LocalSteps(CompressedCommunicator):
         report = exchange.done.result()
         self._report.add(report)
         fragment = self._fragments[exchange.number % len(self._fragments)]
-        fragment.step(exchange.mean, self.options)
+        fragment.step(exchange.mean)
         fragment.adopt(self.options.alpha)
         if exchange.buffers:
             self._adopt_buffers(exchange.buffers)

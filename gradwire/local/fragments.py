@@ -4,15 +4,19 @@ Source: Douillard et al. 2023 (DiLoCo, arXiv:2311.08105) for the outer step; Dou
 arXiv:2501.18512) for fragments that are dealt round robin, and for the mix of outer and inner parameters.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import cast
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from collectives.options import Incompatible
-from compressors.layer import Layer, layers_of
-from gradwire.local.options import LocalOptions
+from compressors.layer import Layer, layers_of, memory_nbytes
+from gradwire.attached import parameters_of
+
+OuterOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+"""Makes the optimizer of a fragment's outer copy from its parameters, which have the shapes of those of the model."""
 
 
 def units_of(model: nn.Module) -> list[list[Layer]]:
@@ -69,18 +73,46 @@ class Fragment:
 
     Args:
         layers: the layers; their weights are the rank's own (inner) parameters.
+        outer_optimizer: makes the optimizer that moves the outer copy.
 
     Attributes:
         layers: the argument.
         outer: the outer copy, fp32 [elements of all layers].
-        momentum: of the outer step, like `outer`; None before the first step, and without momentum.
+        optimizer: what `outer_optimizer` returned.
+
+    Raises:
+        ValueError: `outer_optimizer` does not return an optimizer of exactly these parameters.
     """
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
+    def __init__(self, layers: Sequence[Layer], outer_optimizer: OuterOptimizer) -> None:
         self.layers = list(layers)
         self._sizes = [layer.numel for layer in layers]
         self.outer = self._inner()
-        self.momentum: torch.Tensor | None = None
+        parts = zip(self.layers, self.split(self.outer), strict=True)
+        self._parameters = [nn.Parameter(part.view(layer.shape)) for layer, part in parts]
+        made = outer_optimizer(self._parameters) if callable(outer_optimizer) else None
+        wanted = set(map(id, self._parameters))
+        if not isinstance(made, torch.optim.Optimizer) or set(map(id, parameters_of(made))) != wanted:
+            raise ValueError(
+                "outer_optimizer must return a torch.optim.Optimizer of all parameters that it is given; use, for "
+                "example, outer_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.7)"
+            )
+        self.optimizer = made
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the outer copy and the state of its optimizer."""
+        values = [value for state in self.optimizer.state.values() for value in state.values()]
+        return memory_nbytes([self.outer, *(value for value in values if isinstance(value, torch.Tensor))])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the outer copy and the state of its optimizer, which are equal on all ranks."""
+        return {"outer": self.outer, "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace the whole state with one that `state_dict` returned."""
+        self.outer.copy_(state["outer"])
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
 
     def split(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
         """Return each layer's part of `flat`, [elements of all layers], as a view."""
@@ -95,21 +127,16 @@ class Fragment:
         inner = self._inner()
         return torch.sub(self.outer, inner, out=inner)
 
-    def step(self, mean: torch.Tensor, options: LocalOptions) -> None:
-        """Move the outer copy by the mean of all ranks' differences, as `torch.optim.SGD` would.
+    def step(self, mean: torch.Tensor) -> None:
+        """Let the outer optimizer take the mean of all ranks' differences as the gradient of the outer copy.
 
         Args:
-            mean: fp32 [elements], equal on all ranks; overwritten.
-            options: outer learning rate and momentum.
+            mean: fp32 [elements], equal on all ranks.
         """
-        update = mean
-        if options.outer_momentum:
-            if self.momentum is None:
-                self.momentum = mean.clone()
-            else:
-                self.momentum.mul_(options.outer_momentum).add_(mean)
-            update = mean.add_(self.momentum, alpha=options.outer_momentum) if options.nesterov else self.momentum
-        self.outer.sub_(update, alpha=options.outer_lr)
+        for parameter, part in zip(self._parameters, self.split(mean), strict=True):
+            parameter.grad = part.view_as(parameter)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
     @torch.no_grad()
     def adopt(self, alpha: float = 0.0) -> None:

@@ -6,8 +6,8 @@ have the sum, they move their outer copies and accept their residuals. So outer 
 
 Source: Douillard et al. 2024 (asynchronous local SGD, arXiv:2401.09135) for workers that come and go; torchft (PyTorch)
 for a quorum that is agreed upon before every exchange of DiLoCo.
-Differs: a rank that starts takes over the outer copy, its momentum and buffers, and no inner optimizer state or
-residual; rank 0 decides alone who takes part, so the run ends if rank 0 is lost.
+Differs: a rank that starts takes over the outer copy with its optimizer's state and buffers, and no inner optimizer
+state or residual; rank 0 decides alone who takes part, so the run ends if rank 0 is lost.
 """
 
 import dataclasses
@@ -159,8 +159,7 @@ class LocalStepsWithQuorum(LocalSteps):
         """Return the state from which a rank starts, whose first exchange has this number."""
         state = {
             "exchange": exchange,
-            "outer": [fragment.outer for fragment in self._fragments],
-            "momentum": [fragment.momentum for fragment in self._fragments],
+            "fragments": [fragment.state_dict() for fragment in self._fragments],
             "buffers": self._outer_buffers,
             "memory": self.reducer.memory.state_dict(),  # parts of it are equal on all ranks, as in PowerSGD
         }
@@ -170,9 +169,8 @@ class LocalStepsWithQuorum(LocalSteps):
     def _take_over(self, state: dict[str, Any]) -> None:
         self._number = state["exchange"]
         self._steps = self._number * self.options.interval
-        for fragment, outer, momentum in zip(self._fragments, state["outer"], state["momentum"], strict=True):
-            fragment.outer.copy_(outer)
-            fragment.momentum = momentum
+        for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
+            fragment.load_state_dict(saved)
             fragment.adopt()
         self._adopt_buffers(state["buffers"])
         self.reducer.memory.load_state_dict(state["memory"])

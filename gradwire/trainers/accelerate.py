@@ -1,4 +1,4 @@
-"""`GradwireHandler`: compressed gradients with Accelerate.
+"""`GradwireHandler` and `GradwireLocalHandler`: compressed gradients, or local steps, with Accelerate.
 
     accelerator = Accelerator()
     handler = GradwireHandler(accelerator, "group_topk:ratio=0.01", "allgather", optimizer=optimizer)
@@ -9,18 +9,22 @@
 `examples/train_accelerate.py` is a complete script.
 """
 
-from collections.abc import Sequence
+import copy
+import weakref
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType
 from accelerate.utils import DDPCommunicationHookType
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from collectives.base import Collective
 from compressors.base import Compressor
 from gradwire.ddp.attach import attach
 from gradwire.ddp.hook import CompressionHook
+from gradwire.trainers.local import LocalTraining
 from gradwire.trainers.rank_files import FP16_REFUSED, load_rank, rank_file, save_rank
 
 
@@ -53,11 +57,7 @@ class GradwireHandler:
         **attach_options: Any,
     ) -> None:
         check(accelerator)
-        for each in [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer:
-            if hasattr(each, "optimizer"):
-                raise ValueError(
-                    "this optimizer is prepared already; create GradwireHandler before accelerator.prepare"
-                )
+        _check_bare([optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer, "GradwireHandler")
         earlier = accelerator.ddp_handler
         if isinstance(earlier, GradwireHandler):  # of a training that has ended, perhaps with an exception
             earlier._give_way()
@@ -119,19 +119,110 @@ class GradwireHandler:
         save_rank(self.hook.state_dict(), rank_file(folder))
 
     def _load(self, _: object, folder: str) -> None:
-        load_rank(self.hook, rank_file(folder))
+        self.hook.load_state_dict(load_rank(rank_file(folder), self.hook.transport.device))
+
+
+class GradwireLocalHandler:
+    """Local steps of a model and its optimizers, which you prepare afterwards as always; the model is not put into DDP.
+
+    Evaluate and save the model in a block `with handler.hook.outer():`. `accelerator.save_state` saves the outer copy,
+    and beside it each rank's state, with that of its optimizers, as `gradwire-RANK.safetensors`; `load_state` loads it.
+
+    Args:
+        accelerator: the accelerator.
+        model: the network, before it is prepared.
+        compressor: an instance, or a spec such as "group_topk:ratio=0.01".
+        collective: an instance, or a spec such as "ring".
+        optimizer: the optimizer or optimizers, before they are prepared.
+        attach_options: further keyword arguments of `attach_local`.
+
+    Attributes:
+        hook: the hook.
+
+    Raises:
+        ValueError: the accelerator has one process, shards the model or uses fp16; the model or an optimizer is
+            prepared already; what `attach_local` refuses.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model: nn.Module,
+        compressor: Compressor | str = "none",
+        collective: Collective | str = "native",
+        *,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        **attach_options: Any,
+    ) -> None:
+        check(accelerator)
+        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        _check_bare(optimizers, "GradwireLocalHandler")
+        if isinstance(model, DistributedDataParallel):
+            raise ValueError("this model is prepared already; create GradwireLocalHandler before accelerator.prepare")
+        self._model = accelerator.prepare_model(model, evaluation_mode=True)  # not in DDP, also by a later `prepare`
+        self._training = LocalTraining(self._model, optimizers, (compressor, collective, attach_options))
+        self.hook = self._training.hook
+        if accelerator not in _FILES:
+            _FILES[accelerator] = _RankFiles(accelerator)
+        _FILES[accelerator].handler = self
+
+    def close(self) -> None:
+        """Close the hook after training, when the model holds the outer copy; every rank must call this method."""
+        self._training.close()
+
+    def save(self, models: list[nn.Module], weights: list[dict[str, torch.Tensor]], folder: str) -> None:
+        """Replace the weights that Accelerate saves with the outer copy, and write this rank's state."""
+        with self._training.outer():
+            weights[models.index(self._model)] = copy.deepcopy(self._model.state_dict())
+        save_rank(self._training.state_dict(), rank_file(folder))
+
+    def load(self, folder: str) -> None:
+        """Load this rank's state."""
+        self._training.load_state_dict(load_rank(rank_file(folder), self.hook.transport.device))
+
+
+class _RankFiles:
+    """Lets an accelerator save and load the state of its last handler.
+
+    Accelerate calls hooks before it loads the model and the optimizers, and `load_state_dict` of registered objects
+    afterwards.
+    """
+
+    handler: GradwireLocalHandler
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        accelerator.register_save_state_pre_hook(lambda *given: self.handler.save(*given))
+        accelerator.register_load_state_pre_hook(self._remember)
+        accelerator.register_for_checkpointing(self)
+
+    def _remember(self, _: object, folder: str) -> None:
+        self._folder = folder
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, _: dict[str, Any]) -> None:
+        self.handler.load(self._folder)
+
+
+_FILES: "weakref.WeakKeyDictionary[Accelerator, _RankFiles]" = weakref.WeakKeyDictionary()
 
 
 def check(accelerator: Accelerator) -> None:
-    """Refuse an accelerator whose model would not be in DDP, or whose gradients would be scaled.
+    """Refuse an accelerator of one process or of sharded models, or whose gradients would be scaled.
 
     Raises:
-        ValueError: it does not use DDP, or uses fp16.
+        ValueError: it has one process, does not use DDP, or uses fp16.
     """
     kind = accelerator.distributed_type
     if kind == DistributedType.NO:
         raise ValueError("there is only one process; start several with torchrun or accelerate launch")
     if kind != DistributedType.MULTI_CPU and not accelerator.multi_device:
-        raise ValueError(f"gradients are compressed in DDP, and this Accelerator uses {kind.value}")
+        raise ValueError(f"every rank must hold the whole model, as in DDP, and this Accelerator uses {kind.value}")
     if accelerator.mixed_precision == "fp16":
         raise ValueError(FP16_REFUSED)
+
+
+def _check_bare(optimizers: Iterable[torch.optim.Optimizer], name: str) -> None:
+    if any(hasattr(each, "optimizer") for each in optimizers):
+        raise ValueError(f"this optimizer is prepared already; create {name} before accelerator.prepare")

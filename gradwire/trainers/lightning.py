@@ -1,28 +1,95 @@
-"""`GradwireDDPStrategy`: compressed gradients in Lightning's Trainer.
+"""`GradwireDDPStrategy` and `GradwireLocalStrategy`: compressed gradients, or local steps, in Lightning's Trainer.
 
     strategy = GradwireDDPStrategy("group_topk:ratio=0.01", "allgather")
     trainer = Trainer(accelerator="cpu", devices=2, strategy=strategy)
     trainer.fit(model, loader)
 
-`examples/train_lightning.py` is a complete script.
+`examples/train_lightning.py` and `examples/train_lightning_local.py` are complete scripts.
 """
 
+import contextlib
+import copy
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from collectives.base import Collective
 from compressors.base import Compressor
 from gradwire.ddp.attach import attach
 from gradwire.ddp.hook import CompressionHook
+from gradwire.local.attach import LocalHook
+from gradwire.trainers.local import LocalTraining
 from gradwire.trainers.rank_files import FP16_REFUSED, load_rank, rank_file, save_rank
 
 
-class GradwireDDPStrategy(DDPStrategy):
+class _RankStrategy(DDPStrategy):
+    """A strategy with a hook, whose state each rank saves beside every checkpoint."""
+
+    def __init__(
+        self,
+        compressor: Compressor | str,
+        collective: Collective | str,
+        attach_options: Mapping[str, Any] | None = None,
+        **strategy_options: Any,
+    ) -> None:
+        super().__init__(**strategy_options)
+        self._attach_arguments = compressor, collective, dict(attach_options or {})
+        self._state: CompressionHook | LocalTraining | None = None  # of this rank
+        self._resumed_from = Path()
+        self._has_failed = False
+
+    def _begin(self) -> None:
+        """Prepare to attach a hook."""
+        if getattr(self.precision_plugin, "scaler", None) is not None:
+            raise ValueError(FP16_REFUSED)
+        if self._state is not None:
+            self._state.close()  # an exception may have ended the last `fit`
+        self._has_failed = False
+
+    @override
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+        if self._state is not None:
+            save_rank(self._state.state_dict(), _rank_file(filepath))
+
+    @override
+    def remove_checkpoint(self, filepath: Any) -> None:
+        super().remove_checkpoint(filepath)
+        _rank_file(filepath).unlink(missing_ok=True)
+
+    @override
+    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
+        self._resumed_from = checkpoint_path  # there is no hook yet
+        return checkpoint
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        super().load_optimizer_state_dict(checkpoint)
+        assert self._state is not None
+        self._state.load_state_dict(load_rank(_rank_file(self._resumed_from), self.root_device))
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        self._has_failed = True
+        super().on_exception(exception)
+
+    @override
+    def teardown(self) -> None:
+        # Closing waits for the other ranks. After a failure they may never come; the process ends soon.
+        if self._state is not None and not self._has_failed:
+            self._state.close()
+        super().teardown()
+
+
+class GradwireDDPStrategy(_RankStrategy):
     """Lightning's `DDPStrategy` with gradients that go through a compressor and a collective, on CPUs and GPUs.
 
     A step in which a rank's gradient is not finite is skipped on all ranks: its gradients become None. `set_epoch` is
@@ -54,20 +121,14 @@ class GradwireDDPStrategy(DDPStrategy):
         for name in strategy_options:
             if name.startswith("ddp_comm_"):
                 raise ValueError(f"GradwireDDPStrategy brings the communication hook of the model; leave out {name}")
-        super().__init__(**{"gradient_as_bucket_view": True, **strategy_options})
-        self._attach_arguments = compressor, collective, dict(attach_options or {})
-        self._resumed_from = Path()
-        self._has_failed = False
+        strategy_options = {"gradient_as_bucket_view": True, **strategy_options}
+        super().__init__(compressor, collective, attach_options, **strategy_options)
 
     @override
     def _register_ddp_hooks(self) -> None:
-        if getattr(self.precision_plugin, "scaler", None) is not None:
-            raise ValueError(FP16_REFUSED)
+        self._begin()
         compressor, collective, options = self._attach_arguments
-        if self.hook is not None:
-            self.hook.close()  # an exception may have ended the last `fit`
-        self._has_failed = False
-        self.hook = attach(self.model, compressor, collective, **options)
+        self.hook = self._state = attach(self.model, compressor, collective, **options)
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -83,44 +144,86 @@ class GradwireDDPStrategy(DDPStrategy):
         if self.model.require_backward_grad_sync and not self.hook.step_ok():
             self.model.zero_grad(set_to_none=True)
 
-    @override
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
-        if self.hook is not None:
-            save_rank(self.hook.state_dict(), _rank_file(filepath))
+
+class GradwireLocalStrategy(_RankStrategy):
+    """Lightning's strategy for several processes with local steps: the module is in no wrapper.
+
+    Every rank trains on its own part of the data. Validation, tests and checkpoints use the outer copy, which is equal
+    on all ranks; metrics of training steps are of the rank's own parameters. `set_epoch` is called with the module's
+    `current_epoch`. Beside every checkpoint `NAME.ckpt` each rank saves its state, with that of its optimizers, as
+    `gradwire-RANK-NAME.safetensors`, which `trainer.fit(..., ckpt_path=...)` loads.
+
+    Args:
+        compressor: an instance, or a spec such as "group_topk:ratio=0.01".
+        collective: an instance, or a spec such as "ring".
+        attach_options: further keyword arguments of `attach_local`, such as `{"preset": "diloco"}`.
+        strategy_options: arguments of `DDPStrategy`, such as `timeout`, but not options of DDP.
+
+    Attributes:
+        hook: the hook of the last `fit`, which is closed when `fit` returns.
+
+    Raises:
+        ValueError: options of DDP are given; `fit` raises it for fp16 and what `attach_local` refuses.
+    """
+
+    hook: LocalHook | None = None
+    _state: LocalTraining | None
+
+    def __init__(
+        self,
+        compressor: Compressor | str = "none",
+        collective: Collective | str = "native",
+        attach_options: Mapping[str, Any] | None = None,
+        **strategy_options: Any,
+    ) -> None:
+        known = inspect.signature(DDPStrategy).parameters
+        for name in strategy_options:
+            if name not in known or name.startswith(("ddp_", "model_averaging")):
+                raise ValueError(f"with local steps the module is not in DDP, so {name} has no effect; leave it out")
+        super().__init__(compressor, collective, attach_options, **strategy_options)
+        self._evaluation = contextlib.ExitStack()
 
     @override
-    def remove_checkpoint(self, filepath: Any) -> None:
-        super().remove_checkpoint(filepath)
-        _rank_file(filepath).unlink(missing_ok=True)
+    def configure_ddp(self) -> None:
+        self._begin()  # and leave the module as it is
 
     @override
-    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
-        self._resumed_from = checkpoint_path  # the model is not in DDP yet
-        return checkpoint
+    def setup(self, trainer: Trainer) -> None:
+        super().setup(trainer)
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._state = LocalTraining(self.model, self.optimizers, self._attach_arguments)
+            self.hook = self._state.hook
 
     @override
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        super().load_optimizer_state_dict(checkpoint)
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         assert self.hook is not None
-        load_rank(self.hook, _rank_file(self._resumed_from))
+        self.hook.set_epoch(self.lightning_module.current_epoch)
+        return super().optimizer_step(*args, **kwargs)
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        with self._outer():
+            return copy.deepcopy(super().lightning_module_state_dict())
+
+    @override
+    def on_validation_start(self) -> None:
+        self._evaluation.enter_context(self._outer())
+
+    @override
+    def on_validation_end(self) -> None:
+        self._evaluation.close()
 
     @override
     def on_exception(self, exception: BaseException) -> None:
-        self._has_failed = True
+        self._evaluation.close()
         super().on_exception(exception)
 
-    @override
-    def teardown(self) -> None:
-        # Closing waits for the other ranks. After a failure they may never come; the process ends soon.
-        if self.hook is not None and not self._has_failed:
-            self.hook.close()
-        super().teardown()
+    def _outer(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._state is None else self._state.outer()
 
 
 def _rank_file(checkpoint: Any) -> Path:
     if "://" in str(checkpoint):
-        raise ValueError(f"GradwireDDPStrategy saves each rank's state in local folders; {checkpoint} is not in one")
+        raise ValueError(f"each rank saves its state in local folders, and {checkpoint} is not in one")
     path = Path(checkpoint).resolve()  # Lightning may have made last.ckpt a link
     return rank_file(path.parent, path.stem)

@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from collectives.transport.process_group import gather_json
-from gradwire.ddp.hook import CompressionHook
 from gradwire.exchange.packed_state import PackedState, load_state
 
 FP16_REFUSED = (
@@ -29,13 +29,13 @@ def save_rank(state: dict[str, Any], path: Path) -> None:
     partial.replace(path)
 
 
-def load_rank(hook: CompressionHook, path: Path) -> dict[str, Any]:
-    """Load this rank's file into its hook, and return what the file holds; every rank must call this function.
+def load_rank(path: Path, device: torch.device) -> dict[str, Any]:
+    """Return what this rank's file holds; every rank must call this function.
 
     Raises:
         ValueError: a rank has no file, or the files were not saved at the same step.
     """
-    state: dict[str, Any] = load_state(path, hook.transport.device) if path.is_file() else {}
+    state: dict[str, Any] = load_state(path, device) if path.is_file() else {}
     steps = gather_json(state.get("step"))
     if None in steps:
         raise ValueError(
@@ -44,5 +44,4 @@ def load_rank(hook: CompressionHook, path: Path) -> dict[str, Any]:
         )
     if len(set(steps)) > 1:
         raise ValueError(f"the files of the ranks beside {path} are of steps {steps}; resume from another checkpoint")
-    hook.load_state_dict(state)
     return state

@@ -1,4 +1,4 @@
-"""`GradwireCallback`: compressed gradients in the `Trainer` of transformers.
+"""`GradwireCallback` and `GradwireLocalCallback`: compressed gradients, or local steps, in transformers' `Trainer`.
 
     trainer = Trainer(model, arguments, train_dataset=data)
     trainer.add_callback(GradwireCallback(trainer, "group_topk:ratio=0.01", "allgather"))
@@ -7,9 +7,13 @@
 `examples/train_trainer.py` is a complete script.
 """
 
+import contextlib
+import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from typing_extensions import override
 
@@ -18,11 +22,76 @@ from compressors.base import Compressor
 from gradwire.ddp.attach import attach
 from gradwire.ddp.hook import CompressionHook
 from gradwire.exchange.packed_state import bits_hash
+from gradwire.local.attach import LocalHook
 from gradwire.trainers.accelerate import check
+from gradwire.trainers.local import LocalTraining
 from gradwire.trainers.rank_files import load_rank, rank_file, save_rank
 
 
-class GradwireCallback(TrainerCallback):
+class _RankCallback(TrainerCallback):
+    """Attaches a hook at the beginning of each training, and saves the state of each rank in every checkpoint."""
+
+    hook: CompressionHook | LocalHook | None = None
+    _state: CompressionHook | LocalTraining | None = None  # of this rank
+
+    def __init__(
+        self, trainer: Trainer, compressor: Compressor | str, collective: Collective | str, **attach_options: Any
+    ) -> None:
+        check(trainer.accelerator)
+        self._trainer = trainer  # callbacks see the model without DDP around it
+        self._attach_arguments = compressor, collective, attach_options
+
+    @property
+    def _optimizer(self) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = self._trainer.optimizer.optimizer  # inside Accelerate's
+        return optimizer
+
+    def _attach(self) -> None:
+        """Set `hook` and `_state`."""
+        raise NotImplementedError
+
+    @override
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if sum(isinstance(each, _RankCallback) for each in self._trainer.callback_handler.callbacks) > 1:
+            raise ValueError("this trainer has two callbacks of gradwire; remove one with trainer.remove_callback")
+        if self._state is not None:
+            self._state.close()  # an exception may have ended the last training
+        self._attach()
+        assert self._state is not None
+        if state.global_step > 0:
+            path = rank_file(args.resume_from_checkpoint or _checkpoint(args, state))
+            own = load_rank(path, args.device)
+            if own["weights"] != bits_hash(self._trainer.model.parameters()):
+                raise ValueError(
+                    f"{path} belongs to other weights than those that were loaded; "
+                    "name the folder in TrainingArguments(resume_from_checkpoint=...), too"
+                )
+            self._state.load_state_dict(own)
+
+    @override
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        assert self.hook is not None
+        self.hook.set_epoch(int(state.epoch or 0))
+
+    @override
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        assert self._state is not None
+        weights = bits_hash(self._trainer.model.parameters())
+        save_rank({**self._state.state_dict(), "weights": weights}, rank_file(_checkpoint(args, state)))
+
+    @override
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        assert self._state is not None
+        self._state.close()
+
+
+class GradwireCallback(_RankCallback):
     """Sends the gradients of a Trainer's model through a compressor and a collective.
 
     A step in which a rank's gradient is not finite is skipped on all ranks. `set_epoch` is called before each epoch.
@@ -49,10 +118,8 @@ class GradwireCallback(TrainerCallback):
     def __init__(
         self, trainer: Trainer, compressor: Compressor | str, collective: Collective | str, **attach_options: Any
     ) -> None:
-        check(trainer.accelerator)
+        super().__init__(trainer, compressor, collective, **attach_options)
         trainer.accelerator.ddp_handler.gradient_as_bucket_view = True
-        self._trainer = trainer  # callbacks see the model without DDP around it
-        self._attach_arguments = compressor, collective, attach_options
         self._forget_evaluation()
 
     def _forget_evaluation(self) -> None:
@@ -70,45 +137,78 @@ class GradwireCallback(TrainerCallback):
         self._forget_evaluation()
 
     @override
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def _attach(self) -> None:
         compressor, collective, options = self._attach_arguments
-        if self.hook is not None:
-            self.hook.close()  # an exception may have ended the last training
-        if self._trainer.model_wrapped is self._trainer.model:
-            raise ValueError("this trainer has two GradwireCallbacks; remove one with trainer.remove_callback")
-        optimizer = self._trainer.optimizer.optimizer  # inside Accelerate's
-        self.hook = attach(self._trainer.model_wrapped, compressor, collective, optimizer=optimizer, **options)
+        wrapped = self._trainer.model_wrapped
+        self.hook = self._state = attach(wrapped, compressor, collective, optimizer=self._optimizer, **options)
         self._trainer.model_wrapped = self._trainer.model  # the next training, whatever ends this one, wraps it anew
-        if state.global_step > 0:
-            path = rank_file(args.resume_from_checkpoint or _checkpoint(args, state))
-            if load_rank(self.hook, path)["weights"] != bits_hash(self._trainer.model.parameters()):
-                # The callback is not told which folder the trainer resumes from.
-                raise ValueError(
-                    f"{path} belongs to other weights than those that were loaded; "
-                    "name the folder in TrainingArguments(resume_from_checkpoint=...), too"
-                )
+
+
+class GradwireLocalCallback(_RankCallback):
+    """Trains a Trainer's model with local steps: it is not put into DDP.
+
+    `evaluate`, `predict`, `save_model` and checkpoints use the outer copy, which is equal on all ranks. Each rank saves
+    its state, with that of its optimizer, in every checkpoint, as `gradwire-RANK.safetensors`; training resumes as with
+    `GradwireCallback`. `average_tokens_across_devices` is set to False, because it would exchange a number in every
+    step. Logged losses are means over ranks, exchanged every `logging_steps` steps.
+
+    Args:
+        trainer: the trainer, before it trains.
+        compressor: an instance, or a spec such as "group_topk:ratio=0.01".
+        collective: an instance, or a spec such as "ring".
+        attach_options: further keyword arguments of `attach_local`.
+
+    Attributes:
+        hook: the hook of the last training, which is closed when `train` returns; None before.
+
+    Raises:
+        ValueError: the trainer has one process, shards the model or uses fp16. `train` raises it for what
+            `attach_local` refuses, and if the checkpoint has no state of a rank.
+    """
+
+    hook: LocalHook | None = None
+    _state: LocalTraining | None = None
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        compressor: Compressor | str = "none",
+        collective: Collective | str = "native",
+        **attach_options: Any,
+    ) -> None:
+        super().__init__(trainer, compressor, collective, **attach_options)
+        trainer.args.average_tokens_across_devices = False
+        trainer.accelerator.prepare_model(trainer.model, evaluation_mode=True)  # `train` does not put it into DDP then
+        for name in ("evaluate", "predict", "save_model"):
+            setattr(trainer, name, self._with_outer_copy(getattr(trainer, name)))
+
+    def _with_outer_copy(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with contextlib.nullcontext() if self._state is None else self._state.outer():
+                return method(*args, **kwargs)
+
+        return wrapped
 
     @override
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        assert self.hook is not None
-        self.hook.set_epoch(int(state.epoch or 0))
+    def _attach(self) -> None:
+        self._state = LocalTraining(self._trainer.model, [self._optimizer], self._attach_arguments)
+        self.hook = self._state.hook
 
     @override
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        assert self.hook is not None
-        weights = bits_hash(self._trainer.model.parameters())
-        save_rank({**self.hook.state_dict(), "weights": weights}, rank_file(_checkpoint(args, state)))
+        assert self._state is not None
+        with self._state.outer():
+            super().on_save(args, state, control, **kwargs)
 
     @override
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        assert self.hook is not None
-        self.hook.close()
+        model = self._trainer.model
+        best = copy.deepcopy(model.state_dict()) if args.load_best_model_at_end else None  # just loaded
+        super().on_train_end(args, state, control, **kwargs)
+        if best is not None:
+            model.load_state_dict(best)
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import re
 from collections.abc import Callable
@@ -11,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -36,10 +36,14 @@ def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([tensor.flatten().float() for tensor in model.state_dict().values()])
 
 
+def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
 def train(rank: int, stops: int | None) -> list[torch.Tensor]:
     model = network(rank)  # rank 0's weights count
     optimizers = [torch.optim.AdamW(model[0].parameters()), torch.optim.SGD(model[1:].parameters(), lr=0.1)]
-    options: dict[str, Any] = {"steps": 4, "fragments": 2, "delay": 1, "outer_momentum": 0.5, "start_after": 1}
+    options: dict[str, Any] = {"steps": 4, "fragments": 2, "delay": 1, "start_after": 1, "outer_optimizer": adam}
     pair = ("topk:ratio=0.2,warmup_epochs=0", "allgather")
     local = attach_local(model, optimizers, *pair, **options)
     seen = []
@@ -80,6 +84,30 @@ def test_ranks_share_an_outer_copy_and_go_on_bit_for_bit(tmp_path: Path) -> None
     for stops in (4, 7):  # an exchange is under way before step 4, none before step 7
         again, _ = run_ranks(train, 2, tmp_path, args=(stops,))
         assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
+
+
+def move_outer(_: int) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+    twin, outer = copy.deepcopy(model), [nn.Parameter(each.detach().clone()) for each in model.parameters()]
+    reference, pairs = adam(outer), [(each, torch.optim.SGD(each.parameters(), lr=0.1)) for each in (model, twin)]
+    local = attach_local(model, pairs[0][1], preset="diloco", steps=2, outer_optimizer=adam)
+    for step in range(6):
+        for each, sgd in pairs:
+            gradients = functools.partial(backward, each, 0, step)
+            sgd.step(gradients if each is model else gradients())
+            sgd.zero_grad()
+        if step % 2 == 1:
+            for place, inner in zip(outer, twin.parameters(), strict=True):
+                place.grad = place.detach() - inner.detach()
+            reference.step()
+            nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(outer), twin.parameters())
+        assert torch.equal(flat(model), flat(twin))
+    assert local.nbytes["outer"] == 3 * 4 * flat(model).numel() + 4 * len(outer)  # with moments, and counts of steps
+    local.close()
+
+
+def test_any_optimizer_moves_the_outer_copy_also_after_steps_with_a_closure(tmp_path: Path) -> None:
+    run_ranks(move_outer, 1, tmp_path)
 
 
 def train_in_turn(rank: int) -> list[torch.Tensor]:
@@ -169,6 +197,9 @@ def refuse(_: int) -> None:
         ("dgc applies the optimizer's momentum", lambda: attach_local(model, sgd, "dgc", "allgather")),
         ("sparse=False", lambda: attach_local(embedding, torch.optim.SGD(embedding.parameters()))),
         ("0.weight is fp64", lambda: attach_local(network(1).double(), sgd)),
+        ("outer_lr is for the SGD that", lambda: attach_local(model, sgd, outer_optimizer=adam, outer_lr=0.5)),
+        ("outer_optimizer must return a", lambda: attach_local(model, sgd, outer_optimizer=sgd)),
+        ("of all parameters that it is given", lambda: attach_local(model, sgd, outer_optimizer=lambda _: sgd)),
         ("needs a model of as many blocks", lambda: attach_local(model, sgd, fragments=5, steps=10)),
     ]
     for sentence, call in cases:
@@ -181,14 +212,19 @@ def refuse(_: int) -> None:
         two.load_state_dict(one.state_dict())
     one.close()
     two.close()
+    moved = attach_local(model, sgd, steps=4, outer_optimizer=adam)
+    with pytest.raises(ValueError, match="saved with outer_optimizer=SGD; give"):
+        moved.load_state_dict(two.state_dict())
+    moved.close()
     both = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[0], model[2])]
     local = attach_local(model, both, steps=2)
     both[0].step()
     with pytest.raises(RuntimeError, match="call step\\(\\) of each once"):
         both[0].step()
-    with pytest.raises(RuntimeError, match="give no closure"):
-        both[1].step(lambda: 0.0)
-    dist.barrier()
+    lbfgs = torch.optim.LBFGS(model.parameters())
+    local = attach_local(model, lbfgs, steps=2)
+    with pytest.raises(RuntimeError, match="computes several gradients per step"):
+        lbfgs.step(lambda: [backward(model, 0, 0), torch.ones(1)][1])
     local.close()
 
 

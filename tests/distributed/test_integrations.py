@@ -391,7 +391,7 @@ def transformers_again(rank: int, folder: Path) -> Iterator[torch.Tensor]:
     failing.error = None
     second = GradwireCallback(trainer, *PAIR)
     trainer.add_callback(second)
-    assert "two GradwireCallbacks; remove one with trainer.remove_callback" in message_of(trainer.train)
+    assert "two callbacks of gradwire; remove one with trainer.remove_callback" in message_of(trainer.train)
     trainer.remove_callback(second)
     trainer.train()
 
