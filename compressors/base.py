@@ -393,6 +393,10 @@ class TorchHook(DdpHook):
     def hook(self, process_group: ProcessGroup) -> tuple[object, DDPHook]:
         """Return (state, hook) for `DistributedDataParallel.register_comm_hook`; every rank must call this method."""
 
+    @override
+    def expected_nbytes(self, layer: Layer) -> int:
+        return self.value_nbytes * layer.numel
+
     def forget(self, state: Any) -> None:
         """Clear the tensors in the hook's state that a gradient with NaN or infinity may have spoiled."""
 

@@ -21,23 +21,7 @@ from compressors.powersgd import matrix_shape
 
 
 @dataclasses.dataclass(kw_only=True)
-class SixteenBitHook(TorchHook):
-    """Base of the hooks that divide by the number of ranks, round to a 16-bit type and all-reduce."""
-
-    value_nbytes: ClassVar[int] = 2
-    compress: ClassVar[DDPHook]
-
-    @override
-    def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:
-        return process_group, type(self).compress
-
-    @override
-    def expected_nbytes(self, layer: Layer) -> int:
-        return self.value_nbytes * layer.numel
-
-
-@dataclasses.dataclass(kw_only=True)
-class TorchBf16(SixteenBitHook, name="torch_bf16"):
+class TorchBf16(TorchHook, name="torch_bf16"):
     """PyTorch's bf16 hook: divides by the number of ranks, rounds to bf16 and all-reduces.
 
     Source: torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook, unchanged.
@@ -45,11 +29,15 @@ class TorchBf16(SixteenBitHook, name="torch_bf16"):
     Bytes: 2 m for a bucket of m elements, all-reduced by the backend.
     """
 
-    compress: ClassVar[DDPHook] = default_hooks.bf16_compress_hook
+    value_nbytes: ClassVar[int] = 2
+
+    @override
+    def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:
+        return process_group, default_hooks.bf16_compress_hook
 
 
 @dataclasses.dataclass(kw_only=True)
-class TorchFp16(SixteenBitHook, name="torch_fp16"):
+class TorchFp16(TorchHook, name="torch_fp16"):
     """PyTorch's fp16 hook: divides by the number of ranks, rounds to fp16 and all-reduces.
 
     Source: torch.distributed.algorithms.ddp_comm_hooks.default_hooks.fp16_compress_hook, unchanged.
@@ -57,7 +45,11 @@ class TorchFp16(SixteenBitHook, name="torch_fp16"):
     Bytes: 2 m for a bucket of m elements, all-reduced by the backend.
     """
 
-    compress: ClassVar[DDPHook] = default_hooks.fp16_compress_hook
+    value_nbytes: ClassVar[int] = 2
+
+    @override
+    def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:
+        return process_group, default_hooks.fp16_compress_hook
 
 
 # Attributes of PowerSGDState: tensors per bucket, and with the number of steps, all that a checkpoint needs.

@@ -24,7 +24,7 @@ PAGES: Mapping[str, tuple[Callable[[], Iterator[tuple[Any, ...]]], ...]] = {
     "docs/strategies.md": (docs.strategies,),
     "docs/virtual-hosts.md": (docs.virtual_hosts,),
     "docs/workloads.md": (docs.workloads,),
-    "docs/your-script.md": (docs.your_script,),
+    "docs/attach.md": (docs.your_script,),
     "results/reference/README.md": (reference.sentences,),
     "results/reference/heterogeneous.md": (heterogeneous.sentences,),
     "results/reference/text-links.md": (text_links.sentences,),
