@@ -195,20 +195,8 @@ class KFAC(BoundOptimizer):
 
     @override
     def update(self) -> None:
-        self._update_factors()
-        self._steps += 1
-        self._capture.wanted = self._steps % self._options.update_every == 0
-        if self._factors:
-            has_own_gradients = self._bound is not None and self._bound.keeps_gradients
-            changed = kfac_update(
-                [layer.gradient for layer in self._capture.layers],
-                self._factors,
-                self.param_groups[0]["lr"],
-                self._options.kl_clip,
-                self._exchange.mean_scalar if has_own_gradients else lambda change: change,
-            )
-            for layer, matrix in zip(self._capture.layers, changed, strict=True):
-                layer.replace_gradient(matrix)
+        if any(parameter.grad is not None for layer in self._capture.layers for parameter in layer.parameters):
+            self._precondition()  # `gradwire.attach` takes away all gradients of a step that is skipped
         self.inner.step()
 
     @property
@@ -252,3 +240,21 @@ class KFAC(BoundOptimizer):
             for average, mean in zip(self._averages, means, strict=True):
                 average.mul_(self._options.decay).add_(mean, alpha=1 - self._options.decay)
             self._factors = self._exchange.factors(self._averages, self._options.damping)
+
+    def _precondition(self) -> None:
+        """Replace the gradients of all layers with preconditioned ones, once there are factors."""
+        self._update_factors()
+        self._steps += 1
+        self._capture.wanted = self._steps % self._options.update_every == 0
+        if not self._factors:
+            return
+        has_own_gradients = self._bound is not None and self._bound.keeps_gradients
+        changed = kfac_update(
+            [layer.gradient for layer in self._capture.layers],
+            self._factors,
+            self.param_groups[0]["lr"],
+            self._options.kl_clip,
+            self._exchange.mean_scalar if has_own_gradients else lambda change: change,
+        )
+        for layer, matrix in zip(self._capture.layers, changed, strict=True):
+            layer.replace_gradient(matrix)

@@ -44,14 +44,16 @@ def test_the_command_names_it(hiding: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hiding", ["collectives/__init__.py"], indirect=True)
-def test_a_script_that_attaches_is_told(hiding: str, tmp_path: Path) -> None:
-    done = python("from gradwire import attach", tmp_path)
+@pytest.mark.parametrize("program", ["from gradwire import attach", "from gradwire.optim import Dion"])
+def test_a_script_is_told(hiding: str, program: str, tmp_path: Path) -> None:
+    done = python(program, tmp_path)
     assert f"ImportError: {hiding} hides the package " in done.stderr
 
 
-def test_a_script_that_attaches_may_have_a_bench_of_its_own(tmp_path: Path) -> None:
+def test_a_script_may_have_a_bench_of_its_own_and_imports_what_it_uses(tmp_path: Path) -> None:
     (tmp_path / "bench.py").write_text("", encoding="utf-8")
-    done = python("from gradwire import attach", tmp_path)
+    lazy = "import sys, gradwire.optim; assert 'torch' not in sys.modules"
+    done = python(f"{lazy}; from gradwire import attach; from gradwire.optim import *", tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -279,6 +279,18 @@ def test_a_step_that_is_left_out_changes_nothing(inner: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(run(()), run((0, 3, 5)), strict=True))
 
 
+def test_a_step_without_gradients_changes_nothing() -> None:
+    """As after `gradwire.attach` has skipped it."""
+    model = make_model()
+    optimizer = bound("kfac:update_every=1", model, SingleRank())
+    backward(model, next(batches(0)))
+    model.zero_grad()
+    before, state = [p.detach().clone() for p in model.parameters()], copy.deepcopy(optimizer.state_dict())
+    optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+    assert str(optimizer.state_dict()) == str(state)
+
+
 def test_other_parameters_pass_through_and_so_does_all_until_there_are_factors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
