@@ -13,7 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collectives.options import build
 from compressors.base import Compressor
-from gradwire.ddp.attach import attach
+
+try:
+    from gradwire import attach
+except ImportError:  # a checkout of before that package
+    from compressors.ddp.attach import attach  # type: ignore[import-not-found, no-redef]
 
 USUAL_RATIO = 0.01
 
