@@ -25,7 +25,6 @@ from typing_extensions import override
 
 from collectives.base import Collective
 from collectives.options import build
-from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.layer import layers_of, sparse_gradients
 from gradwire.attached import (
@@ -43,6 +42,7 @@ from gradwire.ddp.hook import NonFiniteGradient, warn_of_missing_epoch
 from gradwire.exchange.communicator import Nonfinite, own_transport
 from gradwire.local.exchange import LocalSteps
 from gradwire.local.fragments import OuterOptimizer
+from gradwire.local.members import FixedMembers, Members
 from gradwire.local.options import LocalOptions
 
 
@@ -118,8 +118,7 @@ def attach_local(
         optimizers,
         chosen,
         compressor,
-        collective,
-        transport,
+        FixedMembers(collective, transport),
         seed=seed,
         nonfinite=nonfinite,
         outer_optimizer=outer_optimizer,
@@ -162,16 +161,13 @@ class LocalHook(LocalSteps):
         optimizers: Sequence[torch.optim.Optimizer],
         options: LocalOptions,
         compressor: Compressor,
-        collective: Collective,
-        transport: Transport,
+        members: Members,
         *,
         seed: int,
         nonfinite: Nonfinite,
         outer_optimizer: OuterOptimizer | None,
     ) -> None:
-        super().__init__(
-            model, options, compressor, collective, transport, nonfinite=nonfinite, outer_optimizer=outer_optimizer
-        )
+        super().__init__(model, options, compressor, members, nonfinite=nonfinite, outer_optimizer=outer_optimizer)
         self._seed = seed
         self._epoch: int | None = None
         self._epoch_is_missing = compressor.traits.denser_epochs > 0
