@@ -297,12 +297,14 @@ class BoundStrategy(abc.ABC):
         interval: number of steps after which the work of the steps repeats, for example from exchange to exchange.
         first_step: the step of the run from which this process trains, if it joins after the others.
         evaluates: False if this rank leaves evaluations to others.
+        reporter: reports the work of other processes together with that of this one; None without others.
     """
 
     loop: dist.ProcessGroup | None = None
     interval: int = 1
     first_step: int = 0
     evaluates: bool = True
+    reporter: ReportsForOthers | None = None
 
     def __init__(
         self, model: nn.Module, exchanges: Sequence[Exchange], optimizer: torch.optim.Optimizer | None = None
@@ -428,9 +430,8 @@ class CommandedRank(abc.ABC):
         """Release connections and memory; every rank must call this method."""
 
 
-@runtime_checkable
 class ReportsForOthers(Protocol):
-    """A strategy that also reports the work of other processes, which compute for this process."""
+    """What also reports the work of other processes, which compute for this process."""
 
     def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:
         """Return one dict for each copy of the network that this process or the processes it reports for train.

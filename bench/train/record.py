@@ -19,7 +19,7 @@ from bench.core.processes import own_rank, peak_rss_bytes
 from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder, append_json_line, read_json
 from bench.core.schema import LAYERS, LINKS
-from bench.strategies.base import BoundStrategy, RepeatsDecisions, ReportsForOthers
+from bench.strategies.base import BoundStrategy, RepeatsDecisions
 from bench.train.overlap import sample_index_sets, sampled_overlap
 from bench.train.progress import ProgressFile, open_tracker
 from bench.train.rank import device_time, link_columns
@@ -257,8 +257,7 @@ class Recorder:
                 `train_loss`, the mean loss, `steps_per_s` and `cpu_s_per_step` since the previous row, each None if
                 there were no such steps.
         """
-        others = self.strategy if isinstance(self.strategy, ReportsForOthers) else None
-        everyone = self._gathered(figures, others)
+        everyone = self._gathered(figures)
         reached = self.config.reaches_target(columns["test_accuracy"], columns["test_bits_per_byte"])
         if reached and self._so_far["time_to_target_s"] is None:
             self._so_far["time_to_target_s"] = columns["train_time_s"]
@@ -267,7 +266,8 @@ class Recorder:
             self._metrics.append(row)
             at = {name: row[name] for name in ("run_id", "epoch", "step")}
             self._layers.extend(at | each for each in self._layer_rows())
-            if others is not None and (links := others.link_rows(self._sums.steps)):
+            reporter = self.strategy.reporter
+            if reporter is not None and (links := reporter.link_rows(self._sums.steps)):
                 RowWriter(self._folder.links, LINKS).extend(at | each for each in links)
             if self._tracker is not None:
                 self._tracker.row(row)
@@ -279,10 +279,10 @@ class Recorder:
 
     def hand_over(self, figures: dict[str, Any]) -> None:
         """Send this rank's measurements to the rank that evaluates; `figures` is as in `record_evaluation`."""
-        self._gathered(figures, self.strategy if isinstance(self.strategy, ReportsForOthers) else None)
+        self._gathered(figures)
         self._reset()
 
-    def _gathered(self, figures: dict[str, Any], others: ReportsForOthers | None) -> list[dict[str, Any]]:
+    def _gathered(self, figures: dict[str, Any]) -> list[dict[str, Any]]:
         own = {
             **dataclasses.asdict(self._sums),
             **figures,
@@ -295,7 +295,7 @@ class Recorder:
             "ranks_lost": None,
             "ranks_returned": None,
         }
-        of_rank = [own] if others is None else others.replica_figures(own)
+        of_rank = [own] if self.strategy.reporter is None else self.strategy.reporter.replica_figures(own)
         return [each for of_each in gather_json(of_rank, self.strategy.loop) for each in of_each]
 
     def _sent(self) -> dict[str, dict[str, Any]]:

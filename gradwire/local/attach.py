@@ -23,7 +23,6 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from collectives.base import Collective
-from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.layer import layers_of, sparse_gradients
 from gradwire.attached import (
@@ -39,6 +38,7 @@ from gradwire.components import build_components, check_types
 from gradwire.exchange.communicator import copy_from_first_rank_, own_transport
 from gradwire.local.exchange import LocalSteps
 from gradwire.local.fragments import OuterOptimizer
+from gradwire.local.members import FixedMembers, Members
 from gradwire.local.options import LocalOptions
 from gradwire.step_guard import Nonfinite
 
@@ -108,8 +108,7 @@ def attach_local(
         optimizers,
         chosen,
         compressor,
-        collective,
-        transport,
+        FixedMembers(collective, transport),
         seed=seed,
         nonfinite=nonfinite,
         outer_optimizer=outer_optimizer,
@@ -152,20 +151,17 @@ class LocalHook(LocalSteps):
         optimizers: Sequence[torch.optim.Optimizer],
         options: LocalOptions,
         compressor: Compressor,
-        collective: Collective,
-        transport: Transport,
+        members: Members,
         *,
         seed: int,
         nonfinite: Nonfinite,
         outer_optimizer: OuterOptimizer | None,
     ) -> None:
-        super().__init__(
-            model, options, compressor, collective, transport, nonfinite=nonfinite, outer_optimizer=outer_optimizer
-        )
+        super().__init__(model, options, compressor, members, nonfinite=nonfinite, outer_optimizer=outer_optimizer)
         self._seed = seed
         self._updates = True  # false if this rank skips the step
         self._kinds = {id(layer.weight): kind_of(layer.weight) for layer in self.layers if layer.weight is not None}
-        self._attached = self._guard.attach(model, self._why_not_exchanged, compressor, transport.rank)
+        self._attached = self._guard.attach(model, self._why_not_exchanged, compressor, members.transport.rank)
         self._attached.optimizers += optimizers
         self._shows_outer = self._is_updating = False
         self._waiting_for = self._ids = {id(each) for each in optimizers}  # optimizers that have not made this step

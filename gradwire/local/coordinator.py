@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from collectives.transport.base import Ledger, MembershipError
 from gradwire.local.channel import Channel, Message
-from gradwire.local.membership import COORDINATOR_KEY, Members, Membership, Rendezvous
+from gradwire.local.membership import COORDINATOR_KEY, Membership, Participants, Rendezvous
 from gradwire.local.options import LocalOptions
 
 # Sums that may fail in a row before the run does; a rank that returns may fail again in the same sum.
@@ -115,7 +115,7 @@ class Coordinator(Membership):
         self._has_begun = True
 
     @override
-    def begin(self, exchange: int, steps: int) -> Members:
+    def begin(self, exchange: int, steps: int) -> Participants:
         self._exchange = exchange
         self._await_quorum()
         members = self._with("member")
@@ -126,7 +126,7 @@ class Coordinator(Membership):
         for peer in members:
             peer.ready = peer.problem = None
             self._send(peer, "go", generation=self._generation, ranks=ranks)
-        return Members(self._generation, ranks)
+        return Participants(self._generation, ranks)
 
     @override
     def agree(self, problem: str | None) -> bool:

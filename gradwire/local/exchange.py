@@ -11,8 +11,8 @@ published code applies twice.
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -28,27 +28,11 @@ from compressors.base import Compressor
 from compressors.layer import Layer, Step, layers_of, memory_nbytes
 from gradwire.exchange.communicator import CompressedCommunicator
 from gradwire.exchange.reducers import reducer_for
-from gradwire.exchange.report import Bucket, EncodedLayer, StepReport
-from gradwire.local.fragments import Fragment, OuterOptimizer, dealt
+from gradwire.exchange.report import Bucket, StepReport
+from gradwire.local.fragments import Fragment, FragmentExchange, OuterOptimizer, dealt
+from gradwire.local.members import Members
 from gradwire.local.options import LocalOptions
 from gradwire.step_guard import Nonfinite, StepGuard
-
-
-@dataclasses.dataclass(kw_only=True, eq=False)
-class Exchange:
-    """The exchange of one fragment.
-
-    Attributes:
-        number: exchanges of all fragments that were begun before.
-        mean: the rank's difference, fp32 [elements of the fragment]; holds the mean over ranks once `done` is.
-        buffers: copies of the model's buffers, which become those of all ranks; empty except with the last fragment.
-        done: the exchange's times and layers.
-    """
-
-    number: int
-    mean: torch.Tensor
-    buffers: list[torch.Tensor]
-    done: Future[StepReport] = dataclasses.field(default_factory=Future)
 
 
 class LocalSteps(CompressedCommunicator):
@@ -62,8 +46,7 @@ class LocalSteps(CompressedCommunicator):
         model: the network, not in DDP, with the same parameters on all ranks.
         options: steps between exchanges, and what is done with the means.
         compressor: encodes differences; its residual belongs to the parameters.
-        collective: sums payloads.
-        transport: connects the ranks; with a delay, a thread uses it during training.
+        members: who takes part in the exchanges, and the collective and transport that they use.
         nonfinite: what to do about NaN or infinity: "skip" the rank's own step or difference, "raise", or "zero" the
             elements. Ranks do not vote.
         outer_optimizer: makes the optimizer of the outer copy, once per fragment; None for SGD with `options`.
@@ -74,14 +57,13 @@ class LocalSteps(CompressedCommunicator):
         model: nn.Module,
         options: LocalOptions,
         compressor: Compressor,
-        collective: Collective,
-        transport: Transport,
+        members: Members,
         *,
         nonfinite: Nonfinite = "skip",
         outer_optimizer: OuterOptimizer | None = None,
     ) -> None:
-        super().__init__(layers_of(model), reducer_for(compressor), collective, transport)
-        self.options = options
+        super().__init__(layers_of(model), reducer_for(compressor), members.collective, members.transport)
+        self.options, self._members = options, members
         outer_optimizer = outer_optimizer or functools.partial(
             torch.optim.SGD, lr=options.outer_lr, momentum=options.outer_momentum, nesterov=options.nesterov
         )
@@ -92,7 +74,7 @@ class LocalSteps(CompressedCommunicator):
         self._guard = StepGuard(nonfinite)
         self._steps = self._number = 0  # steps made, exchanges begun
         self._weight = 1.0  # of this rank's difference in the mean over ranks; 1 on average
-        self._under_way: Exchange | None = None
+        self._under_way: FragmentExchange | None = None
         self._buffer_places = _buffer_places(model)
         self._outer_buffers = [buffer.clone() for buffer in self._buffers()]  # as of the last exchange
         # This rank's parameters and buffers while the model holds the outer copy.
@@ -106,6 +88,11 @@ class LocalSteps(CompressedCommunicator):
     def averages_gradients(self) -> bool:
         """Return True in the first `start_after` steps, in which ranks stay equal by averaging their gradients."""
         return self._steps < self.options.start_after
+
+    @property
+    def num_steps(self) -> int:
+        """Return the step of the run that this rank has done."""
+        return self._steps
 
     @property
     def period(self) -> int:
@@ -225,7 +212,7 @@ class LocalSteps(CompressedCommunicator):
             "fragments": [fragment.state_dict() for fragment in self._fragments],
             "buffers": self._outer_buffers,
             "inner": self._own() if self._inner is None else self._inner,
-            "under_way": None if self._under_way is None else _saved(self._under_way),
+            "under_way": None if self._under_way is None else self._under_way.state_dict(),
         }
 
     @override
@@ -238,13 +225,51 @@ class LocalSteps(CompressedCommunicator):
         self._outer_buffers = [buffer.clone() for buffer in state["buffers"]]
         self._inner = [own.clone() for own in state["inner"]]
         under_way = state["under_way"]
-        self._under_way = None if under_way is None else self._loaded(under_way)
+        self._under_way = None if under_way is None else FragmentExchange.of_state(under_way, self.layers)
 
     @override
     def close(self) -> None:
         if self._thread is not None:
             self._thread.shutdown()
         super().close()
+        self._members.close()
+
+    def connect(self, collective: Collective, open_transport: Callable[[], Transport]) -> None:
+        """Close all connections, and exchange through others from now on."""
+        for bound in (self.collective, *self._others):
+            bound.close()
+        self._others.clear()
+        self.transport.close()
+        self.transport = open_transport()
+        self.collective = collective.bind(self.transport, self._sum_encoder)
+        self._plain = self.bind(Ring())
+
+    def shared_state(self) -> dict[str, Any]:
+        """Return the state between two exchanges that is equal on all ranks, which `take_over` takes over."""
+        return {
+            "fragments": [fragment.state_dict() for fragment in self._fragments],
+            "buffers": self._outer_buffers,
+            "memory": self.reducer.memory.state_dict(),  # parts of it are equal on all ranks, as in PowerSGD
+        }
+
+    @torch.no_grad()
+    def take_over(self, state: dict[str, Any], number: int) -> None:
+        """Begin at the outer copy of other ranks, right before the exchange of this number."""
+        self._number, self._steps = number, number * self.options.interval
+        for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
+            fragment.load_state_dict(saved)
+            fragment.adopt()
+        self._adopt_buffers(state["buffers"])
+        self.reducer.memory.load_state_dict(state["memory"])
+
+    def average_once_(self, exchange: FragmentExchange, step: Step) -> Bucket:
+        """Average the difference and the buffers over ranks; residuals are proposed, for the caller to accept."""
+        self._sum_encoder.step = step
+        fragment = self._fragments[exchange.number % len(self._fragments)]
+        bucket = Bucket(layers=fragment.layers, gradients=list(fragment.split(exchange.mean)), step=step)
+        self.reducer.reduce(bucket, self._sum, self.transport)
+        self._share_buffers_(exchange.buffers)
+        return bucket
 
     def _begin(self) -> None:
         """Take the difference of the next fragment, and exchange it: in the background if there is a delay."""
@@ -257,7 +282,7 @@ class LocalSteps(CompressedCommunicator):
             self._guard.skip(f"a parameter is not finite after step {self._steps}")
         is_last = fragment is self._fragments[-1]
         buffers = self._buffers_to_send() if is_last else []
-        exchange = self._under_way = Exchange(number=self._number, mean=mean, buffers=buffers)
+        exchange = self._under_way = FragmentExchange(number=self._number, mean=mean, buffers=buffers)
         index = self._number // len(self._fragments)
         self._number += 1
         step = dataclasses.replace(self._step, index=index)
@@ -282,29 +307,21 @@ class LocalSteps(CompressedCommunicator):
             self._adopt_buffers(exchange.buffers)
         self._under_way = None
         self._report.exposed_s = (self._report.exposed_s or 0.0) + time.perf_counter() - started
+        self._members.admit()
 
     @torch.no_grad()
-    def _exchange(self, exchange: Exchange, step: Step) -> StepReport:
+    def _exchange(self, exchange: FragmentExchange, step: Step) -> StepReport:
         """Replace the difference with the mean over ranks of what was sent, and the buffers with those of all ranks."""
         started = time.perf_counter()
         if self.options.decay < 1:
             fragment = self._fragments[exchange.number % len(self._fragments)]
             self.reducer.scale_residuals_(self.options.decay, fragment.layers)
-        bucket = self._average_(exchange, step)
+        bucket = self._members.average_(self, exchange, step)
         self.commit()
         if exchange.mean.is_cuda:
             torch.cuda.current_stream(exchange.mean.device).synchronize()
         busy_s = time.perf_counter() - started
         return StepReport(encode_s=bucket.encode_s, exchange_s=busy_s, exposed_s=0.0, encoded=bucket.encoded)
-
-    def _average_(self, exchange: Exchange, step: Step) -> Bucket:
-        """Average the difference and the buffers over ranks; residuals are proposed, for the caller to accept."""
-        self._sum_encoder.step = step
-        fragment = self._fragments[exchange.number % len(self._fragments)]
-        bucket = Bucket(layers=fragment.layers, gradients=list(fragment.split(exchange.mean)), step=step)
-        self.reducer.reduce(bucket, self._sum, self.transport)
-        self._share_buffers_(exchange.buffers)
-        return bucket
 
     def _sum(self, payload: Payload, key: Key) -> Payload:
         numels = [self._numel_of[layer_id] for layer_id in key]
@@ -355,15 +372,6 @@ class LocalSteps(CompressedCommunicator):
         if self._under_way is not None:
             self._under_way.done.result()
 
-    def _loaded(self, saved: dict[str, Any]) -> Exchange:
-        layer_of = {layer.id: layer for layer in self.layers}
-        exchange = Exchange(
-            number=saved["number"], mean=saved["mean"].clone(), buffers=[buffer.clone() for buffer in saved["buffers"]]
-        )
-        encoded = [EncodedLayer(layer=layer_of[each["layer"]], **each["of_layer"]) for each in saved["encoded"]]
-        exchange.done.set_result(StepReport(**saved["seconds"], encoded=encoded))
-        return exchange
-
 
 def _buffer_places(model: nn.Module) -> list[tuple[nn.Module, str]]:
     """Return where the buffers are that the model saves; others are constants. A shared one counts once."""
@@ -379,18 +387,6 @@ def _buffer_places(model: nn.Module) -> list[tuple[nn.Module, str]]:
 def _compute_on(device: torch.device) -> None:
     if device.type == "cuda":  # a new thread begins on the first GPU
         torch.cuda.set_device(device)
-
-
-def _saved(exchange: Exchange) -> dict[str, Any]:
-    report = exchange.done.result()
-    of_layers = [(part.layer.id, {k: v for k, v in vars(part).items() if k != "layer"}) for part in report.encoded]
-    return {
-        "number": exchange.number,
-        "mean": exchange.mean,
-        "buffers": exchange.buffers,
-        "encoded": [{"layer": layer_id, "of_layer": values} for layer_id, values in of_layers],
-        "seconds": {name: getattr(report, name) for name in ("encode_s", "exchange_s", "exposed_s")},
-    }
 
 
 def _combined(total: Payload, numels: Sequence[int], options: LocalOptions) -> Payload:

@@ -5,7 +5,9 @@ arXiv:2501.18512) for fragments that are dealt round robin, and for the mix of o
 """
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any, cast
 
 import torch
@@ -14,6 +16,7 @@ from torch import nn
 from collectives.options import Incompatible
 from compressors.layer import Layer, layers_of, memory_nbytes
 from gradwire.attached import parameters_of
+from gradwire.exchange.report import EncodedLayer, StepReport
 
 OuterOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Makes the optimizer of a fragment's outer copy from its parameters, which have the shapes of those of the model."""
@@ -152,3 +155,41 @@ class Fragment:
     def _inner(self) -> torch.Tensor:
         weights = [cast(torch.Tensor, layer.weight).detach().flatten() for layer in self.layers]
         return torch.cat([weight.float() for weight in weights]) if len(weights) > 1 else weights[0].float().clone()
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class FragmentExchange:
+    """The exchange of one fragment.
+
+    Attributes:
+        number: exchanges of all fragments that were begun before.
+        mean: the rank's difference, fp32 [elements of the fragment]; holds the mean over ranks once `done` is.
+        buffers: copies of the model's buffers, which become those of all ranks; empty except with the last fragment.
+        done: the exchange's times and layers.
+    """
+
+    number: int
+    mean: torch.Tensor
+    buffers: list[torch.Tensor]
+    done: Future[StepReport] = dataclasses.field(default_factory=Future)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the exchange with its result; wait for that."""
+        report = self.done.result()
+        return {
+            "number": self.number,
+            "mean": self.mean,
+            "buffers": self.buffers,
+            "encoded": [vars(part) | {"layer": part.layer.id} for part in report.encoded],
+            "seconds": {name: getattr(report, name) for name in ("encode_s", "exchange_s", "exposed_s")},
+        }
+
+    @classmethod
+    def of_state(cls, state: dict[str, Any], layers: Sequence[Layer]) -> "FragmentExchange":
+        """Return the exchange that `state_dict` saved; `layers` are those of the model."""
+        buffers = [buffer.clone() for buffer in state["buffers"]]
+        exchange = cls(number=state["number"], mean=state["mean"].clone(), buffers=buffers)
+        layer_of = {layer.id: layer for layer in layers}
+        encoded = [EncodedLayer(**saved | {"layer": layer_of[saved["layer"]]}) for saved in state["encoded"]]
+        exchange.done.set_result(StepReport(**state["seconds"], encoded=encoded))
+        return exchange

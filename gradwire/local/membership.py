@@ -64,7 +64,7 @@ class Rendezvous:
 
 
 @dataclasses.dataclass(frozen=True)
-class Members:
+class Participants:
     """The ranks that take part in an exchange, in order; another generation means new connections between them."""
 
     generation: int
@@ -91,7 +91,7 @@ class Membership(abc.ABC):
         """
 
     @abc.abstractmethod
-    def begin(self, exchange: int, steps: int) -> Members:
+    def begin(self, exchange: int, steps: int) -> Participants:
         """Announce that this rank is ready for an exchange, and return who takes part in it.
 
         Args:
@@ -168,10 +168,10 @@ class Member(Membership):
         return self._obeyed(message).body
 
     @override
-    def begin(self, exchange: int, steps: int) -> Members:
+    def begin(self, exchange: int, steps: int) -> Participants:
         self._send("ready", exchange=exchange, steps=steps)
         values = self._receive().values
-        return Members(values["generation"], values["ranks"])
+        return Participants(values["generation"], values["ranks"])
 
     @override
     def agree(self, problem: str | None) -> bool:

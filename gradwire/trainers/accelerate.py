@@ -24,7 +24,7 @@ from collectives.base import Collective
 from compressors.base import Compressor
 from gradwire.ddp.attach import attach
 from gradwire.ddp.hook import CompressionHook
-from gradwire.trainers.local import LocalTraining
+from gradwire.trainers.local import RankTraining
 from gradwire.trainers.rank_files import FP16_REFUSED, load_rank, rank_file, save_rank
 
 
@@ -160,7 +160,7 @@ class GradwireLocalHandler:
         if isinstance(model, DistributedDataParallel):
             raise ValueError("this model is prepared already; create GradwireLocalHandler before accelerator.prepare")
         self._model = accelerator.prepare_model(model, evaluation_mode=True)  # not in DDP, also by a later `prepare`
-        self._training = LocalTraining(self._model, optimizers, (compressor, collective, attach_options))
+        self._training = RankTraining(self._model, optimizers, (compressor, collective, attach_options))
         self.hook = self._training.hook
         if accelerator not in _FILES:
             _FILES[accelerator] = _RankFiles(accelerator)

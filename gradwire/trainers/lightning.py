@@ -25,7 +25,7 @@ from compressors.base import Compressor
 from gradwire.ddp.attach import attach
 from gradwire.ddp.hook import CompressionHook
 from gradwire.local.attach import LocalHook
-from gradwire.trainers.local import LocalTraining
+from gradwire.trainers.local import RankTraining
 from gradwire.trainers.rank_files import FP16_REFUSED, load_rank, rank_file, save_rank
 
 
@@ -41,7 +41,7 @@ class _RankStrategy(DDPStrategy):
     ) -> None:
         super().__init__(**strategy_options)
         self._attach_arguments = compressor, collective, dict(attach_options or {})
-        self._state: CompressionHook | LocalTraining | None = None  # of this rank
+        self._state: CompressionHook | RankTraining | None = None  # of this rank
         self._resumed_from = Path()
         self._has_failed = False
 
@@ -167,7 +167,7 @@ class GradwireLocalStrategy(_RankStrategy):
     """
 
     hook: LocalHook | None = None
-    _state: LocalTraining | None
+    _state: RankTraining | None
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class GradwireLocalStrategy(_RankStrategy):
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
-            self._state = LocalTraining(self.model, self.optimizers, self._attach_arguments)
+            self._state = RankTraining(self.model, self.optimizers, self._attach_arguments)
             self.hook = self._state.hook
 
     @override

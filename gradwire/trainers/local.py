@@ -12,7 +12,7 @@ from compressors.base import Compressor
 from gradwire.local.attach import attach_local
 
 
-class LocalTraining:
+class RankTraining:
     """What one rank trains with local steps: the hook, and the optimizers, whose state differs between ranks.
 
     Args:

@@ -24,7 +24,7 @@ from gradwire.ddp.hook import CompressionHook
 from gradwire.exchange.packed_state import bits_hash
 from gradwire.local.attach import LocalHook
 from gradwire.trainers.accelerate import check
-from gradwire.trainers.local import LocalTraining
+from gradwire.trainers.local import RankTraining
 from gradwire.trainers.rank_files import load_rank, rank_file, save_rank
 
 
@@ -32,7 +32,7 @@ class _RankCallback(TrainerCallback):
     """Attaches a hook at the beginning of each training, and saves the state of each rank in every checkpoint."""
 
     hook: CompressionHook | LocalHook | None = None
-    _state: CompressionHook | LocalTraining | None = None  # of this rank
+    _state: CompressionHook | RankTraining | None = None  # of this rank
 
     def __init__(
         self, trainer: Trainer, compressor: Compressor | str, collective: Collective | str, **attach_options: Any
@@ -167,7 +167,7 @@ class GradwireLocalCallback(_RankCallback):
     """
 
     hook: LocalHook | None = None
-    _state: LocalTraining | None = None
+    _state: RankTraining | None = None
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class GradwireLocalCallback(_RankCallback):
 
     @override
     def _attach(self) -> None:
-        self._state = LocalTraining(self._trainer.model, [self._optimizer], self._attach_arguments)
+        self._state = RankTraining(self._trainer.model, [self._optimizer], self._attach_arguments)
         self.hook = self._state.hook
 
     @override

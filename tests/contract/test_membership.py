@@ -88,7 +88,7 @@ def test_a_rank_that_came_while_rank_0_was_busy_is_not_late() -> None:
     is_ready = [threading.Event() for _ in range(3)]
 
     def work(rank: QuorumRank) -> list[float]:
-        send = getattr(rank.local.membership, "_send", None)
+        send = getattr(rank.members.membership, "_send", None)
 
         def tell(kind: str, **values: Any) -> None:
             assert send is not None
@@ -96,7 +96,7 @@ def test_a_rank_that_came_while_rank_0_was_busy_is_not_late() -> None:
             is_ready[rank.rank].set()
 
         if rank.rank > 0:
-            vars(rank.local.membership)["_send"] = tell
+            vars(rank.members.membership)["_send"] = tell
         else:
             assert all(event.wait() for event in is_ready[1:])
         return outers(rank, 1)
@@ -135,9 +135,9 @@ def test_below_the_quorum_all_wait_for_a_rank_to_return_and_the_launcher_hears()
     run.while_waiting = is_waiting.set
 
     def work(rank: QuorumRank) -> list[float]:
-        if rank.rank == 1 and rank.local.first_step == 0:
+        if rank.rank == 1 and rank.first_step == 0:
             rank.kill_in(1, "during")
-        return outers(rank, 3 - rank.local.first_step)
+        return outers(rank, 3 - rank.first_step)
 
     run.start(0, Scalars(0.0), work)
     run.start(1, Scalars(0.0), work)
@@ -240,7 +240,7 @@ def test_a_rank_that_says_nothing_after_a_failed_sum_is_left_out(monkeypatch: py
         if rank.rank == 1:
             rank.fail_once_in(0)
         if rank.rank == 2:
-            rank.local.membership.agree = lambda _: ends.wait()
+            rank.members.membership.agree = lambda _: ends.wait()
         return outers(rank, 2)
 
     started = time.monotonic()

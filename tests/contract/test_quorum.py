@@ -72,7 +72,7 @@ def killed_run(moment: Moment, compressor: str = "none", collective: str = "ring
         for _ in range(3):
             rank.step(lower_by_position)
             copies.append(rank.outer())
-        return copies, rank.residuals(), rank.local.attempts
+        return copies, rank.residuals(), rank.members.attempts
 
     torch.manual_seed(3)
     models = [nn.Linear(9, 5) for _ in range(3)]
@@ -134,7 +134,7 @@ def test_a_repeated_exchange_leaves_no_trace(compressor: str, collective: str) -
     def work(rank: QuorumRank) -> tuple[list[Any], int]:
         if rank.rank == 1:
             rank.fail_once_in(1)
-        return [*like_plain(rank), *rank.model.buffers()], rank.local.attempts
+        return [*like_plain(rank), *rank.model.buffers()], rank.members.attempts
 
     for rank in range(3):
         run.start(rank, models[rank], work)
@@ -173,7 +173,7 @@ def test_the_mean_is_over_the_members_whose_differences_are_in_the_sum(moment: M
 
 def await_peer(rank: QuorumRank, status: str) -> None:
     """On rank 0, wait until another rank has this status."""
-    if isinstance(coordinator := rank.local.membership, Coordinator):
+    if isinstance(coordinator := rank.members.membership, Coordinator):
         while not coordinator._with(status):
             coordinator._poll(time.monotonic() + 1)
 
@@ -195,7 +195,7 @@ def test_a_rank_that_starts_again_begins_at_the_outer_copy(capsys: pytest.Captur
                 again.set()
                 await_peer(rank, "waiting")
             rank.step(lower)
-            counts.append((rank.local.membership.num_lost, rank.local.membership.num_returned))
+            counts.append((rank.members.membership.num_lost, rank.members.membership.num_returned))
             if index == 9:
                 before = rank.outer()
                 rank.local.show_inner()
@@ -209,7 +209,7 @@ def test_a_rank_that_starts_again_begins_at_the_outer_copy(capsys: pytest.Captur
 
     def come_back(rank: QuorumRank) -> list[Any]:
         has_joined.set()
-        first, before, kept = rank.local.first_step, rank.outer(), rank.residuals()
+        first, before, kept = rank.first_step, rank.outer(), rank.residuals()
         momentum = momenta(rank)
         rank.local.show_inner()
         for _ in range(16 - first):
@@ -245,9 +245,9 @@ def test_a_rank_starts_with_the_buffers_and_the_memory_of_the_compressor(compres
     def work(rank: QuorumRank) -> list[Any]:
         memory = rank.local.reducer.memory.state_dict()
         copies = [buffer.clone() for buffer in rank.model.buffers()]
-        if rank.rank == 1 and rank.local.first_step == 0:
+        if rank.rank == 1 and rank.first_step == 0:
             rank.kill_in(2, "before")
-        for _ in range(4 - rank.local.first_step):
+        for _ in range(4 - rank.first_step):
             if rank.index == 2:
                 memory = rank.local.reducer.memory.state_dict()
                 copies = [buffer.clone() for buffer in rank.model.buffers()]
@@ -283,8 +283,7 @@ def test_figures_are_those_of_the_ranks_that_are_there() -> None:
             rank.kill_in(2, "before")
         for _ in range(3):
             rank.step(lower)
-        membership, steps = rank.local.membership, rank.local.steps_here
-        return membership.share_figures(3, {"of": rank.rank}, steps)
+        return rank.members.share_figures({"of": rank.rank})
 
     for rank in range(3):
         run.start(rank, Scalars(0.0), work)

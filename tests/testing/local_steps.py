@@ -13,6 +13,7 @@ from collectives.base import Collective
 from compressors.base import Compressor
 from gradwire.local.by_speed import LocalStepsBySpeed
 from gradwire.local.exchange import LocalSteps
+from gradwire.local.members import FixedMembers
 from gradwire.local.options import LocalOptions
 from tests.testing.compressor_cases import step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads
@@ -41,8 +42,7 @@ class Rank:
             model,
             LocalOptions(**options),
             cast(Compressor, spec.build("compressors", compressor)),
-            cast(Collective, spec.build("collectives", collective)),
-            transport,
+            FixedMembers(cast(Collective, spec.build("collectives", collective)), transport),
         )
 
     def step(self, change: Change, index: int) -> None:

@@ -16,10 +16,11 @@ from collectives.base import Collective
 from compressors.base import Compressor
 from compressors.layer import Step
 from gradwire.exchange.report import Bucket, StepReport
-from gradwire.local.exchange import Exchange
+from gradwire.local.exchange import LocalSteps
+from gradwire.local.fragments import FragmentExchange
 from gradwire.local.membership import Rendezvous
 from gradwire.local.options import LocalOptions
-from gradwire.local.quorum import LocalStepsWithQuorum
+from gradwire.local.quorum import ElasticMembers
 from tests.testing.compressor_cases import step_at
 from tests.testing.limits import LIMIT_S
 from tests.testing.local_steps import Change, flat
@@ -44,15 +45,12 @@ class QuorumRank:
             digest=digest,
             timeout_s=run.timeout_s,
         )
-        self.local = _Mortal(
-            model,
-            LocalOptions(**run.options),
-            cast(Compressor, spec.build("compressors", run.compressor)),
-            cast(Collective, spec.build("collectives", run.collective)),
-            rendezvous,
-        )
-        self.local.join(run.while_waiting)
-        self.index = self.local.first_step
+        options = LocalOptions(**run.options)
+        collective = cast(Collective, spec.build("collectives", run.collective))
+        self.members = _Mortal(collective, rendezvous, options)
+        compressor = cast(Compressor, spec.build("compressors", run.compressor))
+        self.local = LocalSteps(model, options, compressor, self.members)
+        self.first_step = self.index = self.members.join(self.local, run.while_waiting, lambda: None)
 
     def step(self, change: Change) -> StepReport:
         """Make one step with what the inner optimizer does."""
@@ -65,11 +63,11 @@ class QuorumRank:
 
     def kill_in(self, exchange: int, moment: Moment) -> None:
         """Let `step` raise `Killed` at a moment of the exchange with this number."""
-        self.local.killed_in = exchange, moment
+        self.members.killed_in = exchange, moment
 
     def fail_once_in(self, exchange: int) -> None:
         """Let this rank report that the first sum of an exchange has failed, and leave other buffers than the mean."""
-        self.local.fails_in = exchange
+        self.members.fails_in = exchange
 
     def outer(self) -> torch.Tensor:
         """Return the outer copy of all parameters, as an evaluation sees it."""
@@ -81,19 +79,19 @@ class QuorumRank:
         return cast(dict[int, torch.Tensor], self.local.reducer.state_dict()["residuals"])
 
 
-class _Mortal(LocalStepsWithQuorum):
+class _Mortal(ElasticMembers):
     killed_in: tuple[int, Moment] | None = None
     fails_in: int | None = None
     attempts = 0  # sums that were begun
 
-    def _average_(self, exchange: Exchange, step: Step) -> Bucket:
+    def average_(self, local: LocalSteps, exchange: FragmentExchange, step: Step) -> Bucket:
         at = None if self.killed_in is None else self.killed_in
         if at == (exchange.number, "before"):
             self.die()
         if at is not None and at[0] == exchange.number:
-            agree, reduce = self.membership.agree, self.reducer.reduce
+            agree, reduce = self.membership.agree, local.reducer.reduce
             self.membership.agree = lambda problem: self.die() if at[1] == "after" else agree(problem)
-            self.reducer.reduce = lambda *given: self.die() if at[1] == "during" else reduce(*given)
+            local.reducer.reduce = lambda *given: self.die() if at[1] == "during" else reduce(*given)
         if self.fails_in == exchange.number:
             agree_once = self.membership.agree
 
@@ -104,15 +102,15 @@ class _Mortal(LocalStepsWithQuorum):
                 return agree_once("it pretends to have failed")
 
             self.membership.agree = disagree
-        return super()._average_(exchange, step)
+        return super().average_(local, exchange, step)
 
-    def _connect(self, members: Any) -> None:
+    def _connect(self, local: LocalSteps, participants: Any) -> None:
         self.attempts += 1
-        super()._connect(members)
+        super()._connect(local, participants)
 
     def disconnect(self) -> None:
         """Close all connections, as the kernel does when a process ends."""
-        self.transport.close()
+        self._local.transport.close()
         self.membership.disconnect()
 
     def die(self) -> Any:
@@ -154,7 +152,7 @@ class QuorumRun:
             except Exception as error:  # noqa: BLE001 - the test looks at it
                 self.results[rank] = error
                 if made is not None:
-                    made.local.disconnect()
+                    made.members.disconnect()
 
         self._threads.append(threading.Thread(target=target, daemon=True))
         self._threads[-1].start()

@@ -11,7 +11,7 @@ SparseLoCo (arXiv:2508.15706) and post-local SGD (arXiv:1808.07217).
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -19,21 +19,19 @@ from typing_extensions import override
 
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Partition
-from bench.core.processes import own_rank
 from bench.core.spec import usage_errors
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import Batch, BoundStrategy, Setup, Strategy, refuse
+from bench.strategies.local.elastic import elastic
 from collectives.base import Collective
-from collectives.transport.failure_detector import host_seen_by_others
 from compressors.base import Compressor
 from gradwire.exchange.communicator import own_transport
 from gradwire.exchange.report import StepReport
 from gradwire.local.by_speed import LocalStepsBySpeed
 from gradwire.local.exchange import LocalSteps
 from gradwire.local.fragments import dealt
-from gradwire.local.membership import Rendezvous
+from gradwire.local.members import FixedMembers, Members
 from gradwire.local.options import LocalOptions
-from gradwire.local.quorum import LocalStepsWithQuorum
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -131,8 +129,6 @@ class Local(LocalOptions, Strategy):
 
     @override
     def bind(self, setup: Setup) -> BoundStrategy:
-        if self.ranks_may_leave:
-            return LocalTrainingWithQuorum(setup, self)
         return LocalTrainingBySpeed(setup, self) if self.steps == "auto" else LocalTraining(setup, self)
 
 
@@ -154,17 +150,21 @@ class LocalTraining(BoundStrategy):
 
     kind: ClassVar[type[LocalSteps]] = LocalSteps
     optimizer: torch.optim.Optimizer
+    _members: Members
 
     def __init__(self, setup: Setup, options: Local) -> None:
-        self._local = self._local_steps(setup, options)
-        super().__init__(setup.model, [self._local], setup.optimizer.bind(setup.model, setup.config.lr))
+        config = setup.config
+        if options.ranks_may_leave:
+            self._members, self.reporter, self.evaluates = elastic(setup, options)
+        else:
+            self._members = FixedMembers(setup.collective, own_transport(setup.device, config.timeout_s))
+        self._local = self.kind(setup.model, options, setup.compressor, self._members, nonfinite=config.nonfinite)
+        super().__init__(setup.model, [self._local], setup.optimizer.bind(setup.model, config.lr))
         self.interval = self._local.period
 
-    def _local_steps(self, setup: Setup, options: Local) -> LocalSteps:
-        config = setup.config
-        transport = own_transport(setup.device, config.timeout_s)
-        parts = setup.compressor, setup.collective
-        return self.kind(setup.model, options, *parts, transport, nonfinite=config.nonfinite)
+    @override
+    def join(self, *, while_waiting: Callable[[], None], has_joined: Callable[[], None]) -> None:
+        self.first_step = self._members.join(self._local, while_waiting, has_joined)
 
     @override
     def train_step(self, batch: Batch) -> StepReport:
@@ -213,57 +213,3 @@ class LocalTrainingBySpeed(LocalTraining):
         report = super().train_step(batch)
         report.num_steps = self._local.num_steps
         return report
-
-
-class LocalTrainingWithQuorum(LocalTraining):
-    """Train on a rank that may be lost and return; rank 0 evaluates and gathers the figures of all ranks."""
-
-    _local: LocalStepsWithQuorum
-
-    def __init__(self, setup: Setup, options: Local) -> None:
-        super().__init__(setup, options)
-        self.evaluates = own_rank() == 0
-        self._samples_per_step = setup.config.samples_per_step
-
-    @override
-    def join(self, *, while_waiting: Callable[[], None], has_joined: Callable[[], None]) -> None:
-        self._local.join(while_waiting)
-        self.first_step = self._local.first_step
-        self._has_joined = has_joined
-
-    @override
-    def train_step(self, batch: Batch) -> StepReport:
-        report = super().train_step(batch)
-        if self._local.steps_here == self._local.options.interval:  # the end of its first exchange
-            self._has_joined()
-        return report
-
-    @override
-    def _local_steps(self, setup: Setup, options: Local) -> LocalSteps:
-        config = setup.config
-        assert setup.rendezvous_store is not None, "ranks that may leave need a store that outlives each of them"
-        rendezvous = Rendezvous(
-            rank=own_rank(),
-            world_size=config.world_size,
-            store=setup.rendezvous_store,
-            host=host_seen_by_others(setup.rendezvous_store),
-            digest=config.digest,
-            timeout_s=config.timeout_s,
-        )
-        parts = setup.compressor, setup.collective
-        return LocalStepsWithQuorum(setup.model, options, *parts, rendezvous, nonfinite=config.nonfinite)
-
-    def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the figures of all ranks that are there, on rank 0; its own include the samples of the others."""
-        membership = self._local.membership
-        figures, missing = membership.share_figures(self._local.num_steps, own, self._local.steps_here)
-        figures[0] = own | {
-            "samples": own["samples"] + missing * self._samples_per_step,
-            "ranks_lost": membership.num_lost,
-            "ranks_returned": membership.num_returned,
-        }
-        return figures
-
-    def link_rows(self, num_steps: int) -> list[dict[str, Any]]:
-        """Return no rows, because no rank has a link of its own to report."""
-        return []

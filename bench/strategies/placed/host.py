@@ -62,6 +62,7 @@ class HostTraining(BoundStrategy):
     ) -> None:
         super().__init__(model, exchanges=())
         self.loop = loop
+        self.reporter = self
         self._config = config
         self._plan = plan
         self._stages = stages
