@@ -38,7 +38,7 @@ class GradwireHandler:
     Args:
         accelerator: before it has prepared the model.
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
-        collective: an instance, or a spec such as "ring".
+        collective: an instance, or a spec such as "ring"; None: the compressor's first default.
         optimizer: the optimizer or optimizers, before they are prepared.
         attach_options: further keyword arguments of `attach`.
 
@@ -51,7 +51,7 @@ class GradwireHandler:
         self,
         accelerator: Accelerator,
         compressor: Compressor | str,
-        collective: Collective | str,
+        collective: Collective | str | None = None,
         *,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         **attach_options: Any,
@@ -132,7 +132,7 @@ class GradwireLocalHandler:
         accelerator: the accelerator.
         model: the network, before it is prepared.
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
-        collective: an instance, or a spec such as "ring".
+        collective: an instance, or a spec such as "ring"; None: the compressor's first default.
         optimizer: the optimizer or optimizers, before they are prepared.
         attach_options: further keyword arguments of `attach_local`.
 
@@ -149,7 +149,7 @@ class GradwireLocalHandler:
         accelerator: Accelerator,
         model: nn.Module,
         compressor: Compressor | str = "none",
-        collective: Collective | str = "native",
+        collective: Collective | str | None = None,
         *,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         **attach_options: Any,

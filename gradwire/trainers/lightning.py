@@ -35,7 +35,7 @@ class _RankStrategy(DDPStrategy):
     def __init__(
         self,
         compressor: Compressor | str,
-        collective: Collective | str,
+        collective: Collective | str | None = None,
         attach_options: Mapping[str, Any] | None = None,
         **strategy_options: Any,
     ) -> None:
@@ -98,7 +98,7 @@ class GradwireDDPStrategy(_RankStrategy):
 
     Args:
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
-        collective: an instance, or a spec such as "ring".
+        collective: an instance, or a spec such as "ring"; None: the compressor's first default.
         attach_options: further keyword arguments of `attach`, such as `{"momentum": 0.9}`.
         strategy_options: arguments of `DDPStrategy`, DDP's options among them.
 
@@ -114,7 +114,7 @@ class GradwireDDPStrategy(_RankStrategy):
     def __init__(
         self,
         compressor: Compressor | str,
-        collective: Collective | str,
+        collective: Collective | str | None = None,
         attach_options: Mapping[str, Any] | None = None,
         **strategy_options: Any,
     ) -> None:
@@ -155,7 +155,7 @@ class GradwireLocalStrategy(_RankStrategy):
 
     Args:
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
-        collective: an instance, or a spec such as "ring".
+        collective: an instance, or a spec such as "ring"; None: the compressor's first default.
         attach_options: further keyword arguments of `attach_local`, such as `{"preset": "diloco"}`.
         strategy_options: arguments of `DDPStrategy`, such as `timeout`, but not options of DDP.
 
@@ -172,7 +172,7 @@ class GradwireLocalStrategy(_RankStrategy):
     def __init__(
         self,
         compressor: Compressor | str = "none",
-        collective: Collective | str = "native",
+        collective: Collective | str | None = None,
         attach_options: Mapping[str, Any] | None = None,
         **strategy_options: Any,
     ) -> None:

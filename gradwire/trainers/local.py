@@ -28,7 +28,7 @@ class RankTraining:
         self,
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
-        attach_arguments: tuple[Compressor | str, Collective | str, Mapping[str, Any]],
+        attach_arguments: tuple[Compressor | str, Collective | str | None, Mapping[str, Any]],
     ) -> None:
         compressor, collective, options = attach_arguments
         self._optimizers = list(optimizers)

@@ -35,7 +35,11 @@ class _RankCallback(TrainerCallback):
     _state: CompressionHook | RankTraining | None = None  # of this rank
 
     def __init__(
-        self, trainer: Trainer, compressor: Compressor | str, collective: Collective | str, **attach_options: Any
+        self,
+        trainer: Trainer,
+        compressor: Compressor | str,
+        collective: Collective | str | None = None,
+        **attach_options: Any,
     ) -> None:
         check(trainer.accelerator)
         self._trainer = trainer  # callbacks see the model without DDP around it
@@ -102,7 +106,7 @@ class GradwireCallback(_RankCallback):
     Args:
         trainer: the trainer, before it trains.
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
-        collective: an instance, or a spec such as "ring".
+        collective: an instance, or a spec such as "ring"; None: the compressor's first default.
         attach_options: further keyword arguments of `attach`.
 
     Attributes:
@@ -116,7 +120,11 @@ class GradwireCallback(_RankCallback):
     hook: CompressionHook | None = None
 
     def __init__(
-        self, trainer: Trainer, compressor: Compressor | str, collective: Collective | str, **attach_options: Any
+        self,
+        trainer: Trainer,
+        compressor: Compressor | str,
+        collective: Collective | str | None = None,
+        **attach_options: Any,
     ) -> None:
         super().__init__(trainer, compressor, collective, **attach_options)
         trainer.accelerator.ddp_handler.gradient_as_bucket_view = True
@@ -155,7 +163,7 @@ class GradwireLocalCallback(_RankCallback):
     Args:
         trainer: the trainer, before it trains.
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
-        collective: an instance, or a spec such as "ring".
+        collective: an instance, or a spec such as "ring"; None: the compressor's first default.
         attach_options: further keyword arguments of `attach_local`.
 
     Attributes:
@@ -173,7 +181,7 @@ class GradwireLocalCallback(_RankCallback):
         self,
         trainer: Trainer,
         compressor: Compressor | str = "none",
-        collective: Collective | str = "native",
+        collective: Collective | str | None = None,
         **attach_options: Any,
     ) -> None:
         super().__init__(trainer, compressor, collective, **attach_options)
