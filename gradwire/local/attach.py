@@ -88,8 +88,6 @@ def attach_local(
     chosen = LocalOptions.from_text(options)
     if chosen.steps == "auto":
         raise ValueError("attach_local cannot end the loop of your script at an exchange; give steps a number")
-    if chosen.quorum:
-        raise ValueError("the process group of your script breaks when a rank is lost; leave out quorum")
     of_default = [name for name in ("outer_lr", "outer_momentum", "nesterov") if name in options]
     if of_default and outer_optimizer is not None:
         raise ValueError(f"{of_default[0]} is for the SGD that outer_optimizer replaces; leave out one of the two")

@@ -20,8 +20,8 @@ from typing_extensions import override
 
 from collectives.transport.base import Ledger, MembershipError
 from gradwire.local.channel import Channel, Message
+from gradwire.local.elastic_options import ElasticOptions
 from gradwire.local.membership import COORDINATOR_KEY, Membership, Participants, Rendezvous
-from gradwire.local.options import LocalOptions
 
 # Sums that may fail in a row before the run does; a rank that returns may fail again in the same sum.
 MOST_ATTEMPTS = 8
@@ -76,7 +76,7 @@ class Coordinator(Membership):
     def __init__(
         self,
         rendezvous: Rendezvous,
-        options: LocalOptions,
+        options: ElasticOptions,
         ledger: Ledger,
         *,
         state: Callable[[int], bytes],

@@ -6,13 +6,18 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import Doc, override
 
-from collectives.allreduce import Native
 from collectives.base import Collective, without_residuals
+<<<<<<< HEAD
 from collectives.direct import Direct
 from collectives.hierarchical import Hierarchical
 from collectives.options import Count, CountOrZero, Incompatible, OptionError, Options, incompatibility
 from collectives.pool import Pool
 from compressors.base import Compressor, DdpHook, PerLayer
+=======
+from collectives.options import Count, CountOrZero, Incompatible, OptionError, Options
+from compressors.base import Compressor, PerLayer, TorchHook
+from gradwire.ddp.hook import OwnHook
+>>>>>>> a72d95f7
 
 Preset = Literal["none", "diloco", "streaming", "sparseloco", "post_local"]
 
@@ -38,8 +43,8 @@ class LocalOptions(Options, name="local"):
     """Options of `gradwire.local.exchange.LocalSteps`; the defaults average the parameters every 30 steps.
 
     Raises:
-        OptionError: fragments that do not divide the steps, a delay beyond their interval, Nesterov momentum of 0, a
-            deadline without a quorum, or steps=auto or a quorum with options that need all ranks at all times.
+        OptionError: fragments that do not divide the steps, a delay beyond their interval, Nesterov momentum of 0, or
+            steps=auto with options that need equal steps.
     """
 
     presets = PRESETS
@@ -68,15 +73,6 @@ class LocalOptions(Options, name="local"):
         Literal["none", "median"], Doc("scale a rank's message of a layer down to the median norm over ranks, or not")
     ] = "none"
     decay: Annotated[float, Ge(0), Le(1), Doc("share of the residual that is added to the next difference")] = 1.0
-    quorum: Annotated[
-        CountOrZero,
-        Doc(
-            "smallest number of ranks for an exchange; others may be lost and return. 0: every exchange needs all ranks"
-        ),
-    ] = 0
-    deadline: Annotated[
-        float, Gt(0), Le(86400), Doc("with quorum, seconds that ranks which are ready wait for the others")
-    ] = 10.0
     preset: Annotated[
         Preset, Doc("change the defaults of the other options to those of DiLoCo, its relatives, or post-local SGD")
     ] = "none"
@@ -100,26 +96,6 @@ class LocalOptions(Options, name="local"):
                     f"equal ones; use {name}={of_equal_steps[name]} or a number of steps",
                 )
                 for name in changed
-            ),
-            (
-                is_auto and self.quorum > 0,
-                f"steps=auto plans the steps of all ranks, and with quorum={self.quorum} some may be lost; use a "
-                "number of steps",
-            ),
-            (
-                self.quorum > 0 and self.delay > 0,
-                f"delay={self.delay} leaves an exchange under way during later steps, and with quorum={self.quorum} a "
-                "rank may be lost meanwhile; use delay=0",
-            ),
-            (
-                self.quorum > 0 and self.start_after > 0,
-                f"start_after={self.start_after} averages the gradients of all ranks in every first step, and with "
-                f"quorum={self.quorum} some may be lost; use start_after=0",
-            ),
-            (
-                not self.quorum and self.deadline != type(self).deadline,
-                f"deadline={self.deadline:g} bounds the wait for ranks that a quorum goes on without; add quorum, or "
-                "leave out deadline",
             ),
             (
                 not is_auto and self.seconds != type(self).seconds,
@@ -205,35 +181,3 @@ class LocalOptions(Options, name="local"):
         for applies, sentence in obstacles:
             if applies:
                 raise Incompatible(sentence)
-        if self.quorum:
-            self._check_members(collective)
-
-    def check_quorum(self, collective: Collective, world_size: int) -> None:
-        """Check that a collective works with any number of ranks from the quorum to all, as members leave and return.
-
-        Raises:
-            Incompatible: it does not, or the quorum is larger.
-        """
-        if self.quorum > world_size:
-            raise Incompatible(
-                f"{self.component_name}: quorum={self.quorum} is more than the {world_size} ranks; lower it"
-            )
-        for present in range(self.quorum, world_size + 1):
-            if reason := incompatibility(collective.check_ranks, present):
-                raise Incompatible(f"with quorum={self.quorum} there may be {present} rank(s), and {reason}")
-
-    def _check_members(self, collective: Collective) -> None:
-        parts = [collective.within, collective.between] if isinstance(collective, Hierarchical) else [collective]
-        for part in parts:
-            name = part.component_name
-            why = ""
-            if isinstance(part, Native):
-                why = f"{name} is an operation of one process group, which breaks when a rank is lost"
-            elif isinstance(part, Pool):
-                why = f"{name} maps memory for a fixed set of ranks"
-            elif isinstance(part, Direct) and part.shares == "bandwidth":
-                why = f"{name} divides the work by the links of all ranks"
-            elif part.keeps_residuals:
-                why = f"{name} keeps errors of sums, which would be lost with a rank"
-            if why:
-                raise Incompatible(f"{why}, and with quorum={self.quorum} ranks come and go; use collective ring")

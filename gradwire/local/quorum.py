@@ -27,10 +27,10 @@ from compressors.layer import Step
 from gradwire.exchange.packed_state import pack_state, unpack_state
 from gradwire.exchange.report import Bucket
 from gradwire.local.coordinator import Coordinator
+from gradwire.local.elastic_options import ElasticOptions
 from gradwire.local.fragments import FragmentExchange
 from gradwire.local.members import Members, RankSteps
 from gradwire.local.membership import Member, Membership, Participants, Rendezvous
-from gradwire.local.options import LocalOptions
 
 # Seconds for the members to connect; all are ready, so one that does not connect is lost.
 CONNECT_WITHIN_S = 10.0
@@ -50,7 +50,7 @@ class ElasticMembers(Members):
 
     membership: Membership
 
-    def __init__(self, collective: Collective, rendezvous: Rendezvous, options: LocalOptions) -> None:
+    def __init__(self, collective: Collective, rendezvous: Rendezvous, options: ElasticOptions) -> None:
         # Before the first exchange nothing is summed; `_connect` binds `collective` to those that take part.
         self.collective, self.transport = Ring(), SingleRank()
         self._unbound, self._rendezvous, self._options = collective, rendezvous, options

@@ -16,8 +16,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from collectives.transport.base import Ledger, MembershipError, TransportError
 from gradwire.local.channel import Channel
 from gradwire.local.coordinator import MOST_ATTEMPTS, Coordinator, _Peer
+from gradwire.local.elastic_options import ElasticOptions
 from gradwire.local.membership import COORDINATOR_KEY, Member, Rendezvous
-from gradwire.local.options import LocalOptions
 from tests.testing.limits import LIMIT_S
 from tests.testing.local_steps import Scalars
 from tests.testing.quorum import QuorumRank, QuorumRun, lower, outers
@@ -303,7 +303,7 @@ def test_a_rank_that_is_admitted_below_the_quorum_gets_the_whole_timeout_for_its
     now = 0.0
     monkeypatch.setattr("gradwire.local.coordinator.time", SimpleNamespace(monotonic=lambda: now))
     rendezvous = Rendezvous(rank=0, world_size=2, store=HashStore(), host="127.0.0.1", digest="run", timeout_s=10.0)
-    options = LocalOptions(quorum=2)
+    options = ElasticOptions(quorum=2)
     coordinator = Coordinator(rendezvous, options, Ledger(), state=lambda _: b"", while_waiting=lambda: None)
     peer = _Peer(channel=Mock(), rank=1)
     coordinator._peers.append(peer)

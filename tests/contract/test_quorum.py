@@ -15,7 +15,7 @@ from collectives.base import Collective
 from collectives.options import incompatibility
 from compressors.base import Compressor
 from gradwire.local.coordinator import Coordinator
-from gradwire.local.options import LocalOptions
+from gradwire.local.elastic_options import ElasticOptions
 from tests.contract.test_local_steps import STEPS as STEPS_OF_TRAIN
 from tests.contract.test_local_steps import network, train
 from tests.testing.local_steps import Rank, Scalars, run_local
@@ -107,7 +107,7 @@ def test_members_go_on_equal_and_without_the_one_that_is_lost(moment: Moment, co
 
 def pairs() -> list[tuple[str, str]]:
     """Return every compressor with the first collective that goes with it and a quorum."""
-    options = LocalOptions(quorum=1)
+    options = ElasticOptions(quorum=1)
     found = []
     for name in registry.entries("compressors"):
         compressor = cast(Compressor, spec.build("compressors", name))

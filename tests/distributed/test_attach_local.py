@@ -192,7 +192,7 @@ def refuse(_: int) -> None:
         ('nonfinite="ignore" is not possible; use skip', lambda: attach_local(model, sgd, nonfinite="ignore")),
         ("fragments=3 does not divide steps=10", lambda: attach_local(model, sgd, fragments=3, steps=10)),
         ("at an exchange; give steps a number", lambda: attach_local(model, sgd, steps="auto")),
-        ("breaks when a rank is lost; leave out quorum", lambda: attach_local(model, sgd, quorum=1)),
+        ("local has no option 'quorum'", lambda: attach_local(model, sgd, quorum=1)),
         ("native adds", lambda: attach_local(model, sgd, "topk", "native")),
         ("dgc applies the optimizer's momentum", lambda: attach_local(model, sgd, "dgc", "allgather")),
         ("sparse=False", lambda: attach_local(embedding, torch.optim.SGD(embedding.parameters()))),

@@ -16,10 +16,10 @@ from collectives.base import Collective
 from compressors.base import Compressor
 from compressors.layer import Step
 from gradwire.exchange.report import Bucket, StepReport
+from gradwire.local.elastic_options import ElasticOptions
 from gradwire.local.exchange import LocalSteps
 from gradwire.local.fragments import FragmentExchange
 from gradwire.local.membership import Rendezvous
-from gradwire.local.options import LocalOptions
 from gradwire.local.quorum import ElasticMembers
 from tests.testing.compressor_cases import step_at
 from tests.testing.limits import LIMIT_S
@@ -45,7 +45,7 @@ class QuorumRank:
             digest=digest,
             timeout_s=run.timeout_s,
         )
-        options = LocalOptions(**run.options)
+        options = ElasticOptions(**run.options)
         collective = cast(Collective, spec.build("collectives", run.collective))
         self.members = _Mortal(collective, rendezvous, options)
         compressor = cast(Compressor, spec.build("compressors", run.compressor))

@@ -5,12 +5,12 @@ from typing import Any
 from bench.core.processes import own_rank
 from bench.strategies.base import ReportsForOthers, Setup
 from collectives.transport.failure_detector import host_seen_by_others
+from gradwire.local.elastic_options import ElasticOptions
 from gradwire.local.membership import Rendezvous
-from gradwire.local.options import LocalOptions
 from gradwire.local.quorum import ElasticMembers
 
 
-def elastic(setup: Setup, options: LocalOptions) -> tuple[ElasticMembers, ReportsForOthers, bool]:
+def elastic(setup: Setup, options: ElasticOptions) -> tuple[ElasticMembers, ReportsForOthers, bool]:
     """Return the members of the run, what reports the work of all of them, and whether this rank evaluates."""
     config, store = setup.config, setup.rendezvous_store
     assert store is not None, "ranks that may leave need a store that outlives each of them"

@@ -28,14 +28,14 @@ from compressors.base import Compressor
 from gradwire.exchange.communicator import own_transport
 from gradwire.exchange.report import StepReport
 from gradwire.local.by_speed import LocalStepsBySpeed
+from gradwire.local.elastic_options import ElasticOptions
 from gradwire.local.exchange import LocalSteps
 from gradwire.local.fragments import dealt
 from gradwire.local.members import FixedMembers, Members
-from gradwire.local.options import LocalOptions
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class Local(LocalOptions, Strategy):
+class Local(ElasticOptions, Strategy):
     """Exchange differences of parameters instead of gradients.
 
     The defaults are local SGD: every 30 steps the parameters become their mean over ranks. A preset changes the
