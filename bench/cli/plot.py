@@ -11,7 +11,7 @@ from bench.cli.compare import RunPaths
 from bench.cli.options import complete_from
 from bench.core.errors import UsageError
 from bench.core.files import make_folder
-from bench.core.run_folder import RUNS_FOLDER
+from bench.core.run_folder import PLOTS_FOLDER, RUNS_FOLDER
 from bench.report import store
 from bench.report.plots.kinds import file_kinds, kinds
 from bench.report.plots.results import NotDrawable, Results
@@ -29,7 +29,6 @@ EXAMPLES = """[bold]Examples[/bold]
   bench plot regime-map map.json --out map.svg"""
 
 ALL = "all"
-DEFAULT_OUT = Path("results/plots")
 _SHOWN = {name: kind.shows for name, kind in kinds().items()} | {
     kind.name: kind.shows for kind in file_kinds().values()
 }
@@ -52,7 +51,7 @@ def plot(
     ] = None,
     out: Annotated[
         Path, typer.Option(help="A file (.png, .svg or .pdf), or a folder for files named after the kinds.")
-    ] = DEFAULT_OUT,
+    ] = PLOTS_FOLDER,
     as_format: Annotated[
         Literal["png", "svg", "pdf"], typer.Option("--format", help="Format of the files in a folder.")
     ] = "svg",

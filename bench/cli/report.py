@@ -8,7 +8,7 @@ import typer
 from bench.api.progress import warn
 from bench.cli.compare import Baseline, RunPaths
 from bench.core.files import check_writable, make_folder, writing
-from bench.core.run_folder import RUNS_FOLDER
+from bench.core.run_folder import REPORT, RUNS_FOLDER
 from bench.report import store
 from bench.report.page import page, to_html
 from bench.report.plots.kinds import drawn_files
@@ -22,13 +22,11 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench report results/runs curve.json map.json --out predicted.html"""
 
-DEFAULT_OUT = Path("results/report.html")
-
 
 def report(
     paths: RunPaths = None,
     baseline: Baseline = None,
-    out: Annotated[Path, typer.Option(help="The HTML file.", metavar="FILE")] = DEFAULT_OUT,
+    out: Annotated[Path, typer.Option(help="The HTML file.", metavar="FILE")] = REPORT,
 ) -> None:
     """Write one HTML file: what is compared, the verdict, tables, pictures, caveats, machines and commands.
 
@@ -36,7 +34,7 @@ def report(
     wrote (the JSON of a sweep, or the table of --validate), the HTML file also shows their pictures.
     """
     paths = paths or [RUNS_FOLDER]
-    if out == DEFAULT_OUT:
+    if out == REPORT:
         make_folder(out.parent)
     if not out.exists() or out.is_file():  # the file may also be a terminal
         check_writable(out)

@@ -10,6 +10,8 @@ from bench.core.errors import UsageError
 from bench.core.files import replacing
 
 RUNS_FOLDER = Path("results/runs")  # where runs are written and looked for by default
+PLOTS_FOLDER = Path("results/plots")  # where `bench plot` writes by default
+REPORT = Path("results/report.html")  # what `bench report` writes by default
 
 
 class RunFolder:

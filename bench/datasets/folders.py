@@ -8,7 +8,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.core.run_folder import RUNS_FOLDER, RunFolder
+from bench.core.run_folder import PLOTS_FOLDER, REPORT, RUNS_FOLDER, RunFolder
 
 # Name relative to the folder, size in bytes and time of change in ns of each file, sorted.
 Listing = tuple[tuple[str, int, int], ...]
@@ -16,6 +16,13 @@ Listing = tuple[tuple[str, int, int], ...]
 LeftOut = tuple[tuple[str, str], ...]
 
 UNREADABLE = "unreadable"
+# What commands write under these names, in any folder. Only names decide, so that a listing is the same before and
+# after a command has written.
+_RESULTS = (
+    *(str(path) for path in (RUNS_FOLDER, PLOTS_FOLDER, REPORT)),
+    *("study.json", "step-times", "decision.csv", "decision.json", "decision.svg"),  # of `bench decide`
+    *("tuned.toml", "calibration.json", "calibration.json.parts", "profile.json"),
+)
 _SHOWN = 3  # names of each reason
 
 
@@ -47,6 +54,9 @@ def find_files(folder: Path) -> tuple[Listing, LeftOut]:
             if entry.name.startswith("."):
                 left_out.append(("hidden", name))
                 continue
+            if _is_result(folder / name):
+                left_out.append(("with results of bench", name))
+                continue
             try:
                 facts = entry.stat()
             except OSError as error:
@@ -55,10 +65,7 @@ def find_files(folder: Path) -> tuple[Listing, LeftOut]:
                 continue
             reached = num_links + entry.is_symlink(), name, _identity(facts)
             if stat.S_ISDIR(facts.st_mode):
-                if _holds_results(folder / name):
-                    left_out.append(("with results of bench", name))
-                else:
-                    heapq.heappush(ahead, reached)
+                heapq.heappush(ahead, reached)
             elif not stat.S_ISREG(facts.st_mode):  # opening a pipe would wait for its writer
                 left_out.append(("of another kind, such as pipes and sockets", name))
             elif not facts.st_size:
@@ -102,6 +109,6 @@ def _identity(facts: os.stat_result) -> tuple[int, int]:
     return facts.st_dev, facts.st_ino
 
 
-def _holds_results(path: Path) -> bool:
-    """Return True for the folder of a run, and for the folder where runs are written by default."""
-    return bool(RunFolder(path).digest) or path.parts[-len(RUNS_FOLDER.parts) :] == RUNS_FOLDER.parts
+def _is_result(path: Path) -> bool:
+    """Return True for the folder of a run, and for what other commands write under its usual name."""
+    return bool(RunFolder(path).digest) or any(path.match(name) for name in _RESULTS)

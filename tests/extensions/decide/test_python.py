@@ -10,6 +10,7 @@ import pytest
 
 import bench
 from bench.api.run_options import RunOptions
+from bench.datasets.folders import find_files
 from bench.extensions.decide.api import Answer
 from tests.extensions.decide.test_decide_command import result_of
 from tests.testing.invoke import execute
@@ -36,6 +37,7 @@ def test_decide_gives_the_answer_of_the_command(tmp_path: Path, capfd: pytest.Ca
     assert of_command.keys() == content.keys()
     for name in ("base", "methods", "rule", "decisions", "checks", "target_accuracy", "stopped"):
         assert of_command[name] == content[name], name
+    assert not find_files(out)[0]  # a text holds none of the results
 
 
 def test_methods_are_a_table_with_the_intervals() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.datasets.folders import find_files
 from tests.cli.test_startup import assert_refused_where_torch_is_broken
 from tests.testing.invoke import execute, invoke, rows
 
@@ -26,6 +27,7 @@ def test_tuned_then_swept(tmp_path: Path) -> None:
     runs = [rows(path.parent)[-1] for path in tuned.glob("*/metrics.csv")]
     assert {(row["seed"], row["holdout_size"], row["rates_tried"]) for row in runs} == {("100", "64", "0")}
     assert len(runs) == 6
+    assert not find_files(tuned)[0]  # a text holds none of the results
 
     again = execute(*TUNE, "--out", str(tuned), "--json")
     assert "6 done; 0 to do now" in again.error

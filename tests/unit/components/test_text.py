@@ -112,6 +112,20 @@ def test_links_are_followed_once_and_a_note_says_what_is_left_out(
     assert build(f"text:path={through_a_link}").hash == dataset.hash
 
 
+def test_results_of_commands_are_no_part_of_a_text(folder: Path) -> None:
+    before = build(f"text:path={folder}").hash
+    for name in (
+        "study/study.json", "study/step-times/0123456789.json", "study/decision.csv", "study/decision.json",
+        "study/decision.svg", "results/report.html", "results/plots/pareto.svg", "tune/tuned.toml", "study.json",
+        "calibration.json", "profile.json", "sweep/20261126T000000-run-s1-0123456789/metrics.csv",
+    ):  # fmt: skip
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("a result")
+        assert build(f"text:path={folder}").hash == before, name
+    (folder / "results" / "notes.txt").write_text("of the user's")
+    assert build(f"text:path={folder}").hash != before
+
+
 def test_a_file_that_vanishes_after_it_was_found_is_named(folder: Path) -> None:
     dataset = build(f"text:path={folder},context=8")
     (folder / "0.txt").unlink()
