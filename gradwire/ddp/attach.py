@@ -24,7 +24,7 @@ from compressors.base import Compressor, TorchHook
 from compressors.layer import Layer, sparse_gradients
 from gradwire.attached import OPEN, check_optimizers, close_earlier_hooks
 from gradwire.components import build_components, check_momentum, check_types
-from gradwire.ddp.gradients import change_since_wrapping, reduced_layers
+from gradwire.ddp.gradients import change_since_wrapping, reduced_kinds, reduced_layers
 from gradwire.ddp.hook import CompressionHook, HookSettings, OwnHook
 from gradwire.exchange.communicator import Trigger
 from gradwire.exchange.reducers import reducer_for
@@ -166,7 +166,11 @@ def _engine(model: nn.Module) -> DistributedDataParallel:
         ),
     )
     reasons = [reason for applies, reason in obstacles if applies]
-    if reason := next(iter(reasons), None) or sparse_gradients(ddp.module) or change_since_wrapping(ddp):
+    if (
+        reason := next(iter(reasons), None)
+        or sparse_gradients(ddp.module)
+        or change_since_wrapping(ddp, reduced_kinds(ddp))
+    ):
         raise ValueError(reason)
     return ddp
 

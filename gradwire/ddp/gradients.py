@@ -3,6 +3,7 @@
 import functools
 import operator
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,11 +18,12 @@ from gradwire.attached import Kind, changed_parameter, kind_of
 
 def reduced_layers(ddp: DistributedDataParallel) -> list[Layer]:
     """Return the trainable parameters whose gradients DDP reduces, with the ids that `layers_of` gives them."""
-    reduced = _kinds(ddp)
+    reduced = reduced_kinds(ddp)
     return [layer for layer in layers_of(ddp.module) if id(layer.weight) in reduced]
 
 
-def _kinds(ddp: DistributedDataParallel) -> dict[int, Kind]:
+def reduced_kinds(ddp: DistributedDataParallel) -> dict[int, Kind]:
+    """Return what each parameter that DDP reduces was when DDP made its buckets, by id."""
     return {
         id(parameter): kind_of(gradient)
         for bucket in ddp.reducer._get_zeros_like_grad_buckets()
@@ -29,16 +31,19 @@ def _kinds(ddp: DistributedDataParallel) -> dict[int, Kind]:
     }
 
 
-def change_since_wrapping(ddp: DistributedDataParallel, *, may_freeze: bool = False) -> str | None:
+def change_since_wrapping(
+    ddp: DistributedDataParallel, was: Mapping[int, Kind], *, may_freeze: bool = False
+) -> str | None:
     """Return a message if a parameter was changed after wrapping, so that DDP misses its gradient; None if none was.
 
     Args:
         ddp: the model.
+        was: its `reduced_kinds` as long as nothing was changed; DDP makes its buckets again after the first step.
         may_freeze: True if a frozen parameter is no harm, because DDP has reduced its zeros.
     """
     return changed_parameter(
         ddp.module,
-        _kinds(ddp),
+        was,
         since="the model was wrapped",
         advice="do that first, then wrap the model in DDP",
         ignored=ddp.parameters_to_ignore,
@@ -130,7 +135,10 @@ def _owners(gradient: torch.Tensor) -> tuple[int, ...]:
     memory, base = gradient.untyped_storage(), gradient._base
     if not memory.resizable():
         return ()  # it belongs to NumPy or another library
-    counts = sys.getrefcount(gradient), _use_count(gradient), torch._C._storage_Use_Count(memory._cdata)
+    counts = (
+        *(sys.getrefcount(gradient), _use_count(gradient)),
+        *(sys.getrefcount(memory), torch._C._storage_Use_Count(memory._cdata)),
+    )
     return counts if base is None else (*counts, sys.getrefcount(base), _use_count(base))
 
 

@@ -32,7 +32,7 @@ from compressors.base import DdpHook
 from compressors.layer import Layer, Step
 from compressors.parts.buckets import clip_factor, is_finite
 from gradwire.attached import check_optimizers, parameters_of, unknown_parameter
-from gradwire.ddp.gradients import ZeroCopyGradients, change_since_wrapping, reduced_layers
+from gradwire.ddp.gradients import ZeroCopyGradients, change_since_wrapping, reduced_kinds, reduced_layers
 from gradwire.exchange.communicator import (
     CompressedCommunicator,
     Trigger,
@@ -124,6 +124,7 @@ class CompressionHook(CompressedCommunicator):
         self._taken = ZeroCopyGradients(ddp, enabled=not changes)
         self._guard = StepGuard(settings.nonfinite)
         self._attached = self._guard.attach(ddp.module, self._why_not_exchanged, reducer.compressor, transport.rank)
+        self._kinds = reduced_kinds(ddp)
         self._known: set[int] = set()  # ids of the parameters of optimizers when `watch` was given them
         self._handles: list[RemovableHandle] = []  # of these optimizers
         self._updated: set[int] = set()  # ids of the optimizers that have used the last exchanged gradients
@@ -209,6 +210,11 @@ class CompressionHook(CompressedCommunicator):
         self._guard.index = state["step"]
         super().load_state_dict(state)
 
+    @property
+    def is_closed(self) -> bool:
+        """Return True after `close`."""
+        return self._guard.closed
+
     def close(self) -> None:
         """Stop the thread, and release the process group and the collective; every rank must call this method.
 
@@ -269,7 +275,7 @@ class CompressionHook(CompressedCommunicator):
         if self._unfinished:  # otherwise a lost rank or a non-finite gradient would go unnoticed
             raise RuntimeError(
                 "the last backward() was not followed by optimizer.step(); accumulate gradients inside "
-                "hook.no_sync(), and give a new optimizer to hook.watch"
+                "hook.no_sync(), and if an optimizer that was made later does the update, give it to hook.watch"
                 if self._handles
                 else "step_ok() was not called after the last backward(); call it after each"
             )
@@ -324,7 +330,7 @@ class CompressionHook(CompressedCommunicator):
 
     def _why_not_exchanged(self) -> str | None:
         """Return a sentence about a parameter that is updated with gradients of this rank alone; None without one."""
-        if reason := change_since_wrapping(self._ddp, may_freeze=True):
+        if reason := change_since_wrapping(self._ddp, self._kinds, may_freeze=True):
             return reason
         added = unknown_parameter(self._attached.optimizers, self._known | self._layer_of.keys())
         if added is None:
@@ -338,7 +344,7 @@ class CompressionHook(CompressedCommunicator):
         """Return a sentence for the user: why DDP has not handed over all gradients in this step, and what to do."""
         if self._guard.closed:
             return _CLOSED
-        if reason := change_since_wrapping(self._ddp):
+        if reason := change_since_wrapping(self._ddp, self._kinds):
             return reason
         call = "optimizer.step()" if self._handles else "step_ok()"
         without = [layer.name for layer in self.layers if layer.weight is not None and layer.weight.grad is None]
@@ -349,7 +355,8 @@ class CompressionHook(CompressedCommunicator):
             )
         return (
             f"no gradient came through DDP since the last {call}; call ddp(x), not model(x), leave the last "
-            f"backward() of a step outside no_sync(), and call {call} once per step"
+            f"backward() of a step outside no_sync(), and call {call} once per step; if the network is trained without "
+            "this hook now, call its close()"
         )
 
     def _hand_over(self, jobs: list[_Job]) -> None:
@@ -430,13 +437,19 @@ class CompressionHook(CompressedCommunicator):
             self._any_nonfinite = self._guard.start_vote(self.start_on_any_rank)
 
     def _compare_parameters(self) -> None:
-        """Compare the parameters after the first update over ranks, by checksums; keep a warning if some differ."""
+        """Compare the parameters after the first update over ranks, by checksums; keep a warning if some differ.
+
+        Those that only the optimizers know have one checksum.
+        """
         self._checks_parameters = False
-        sums = [_checksum(cast(torch.Tensor, layer.weight)) for layer in self.layers]
+        updated = {id(each): each for optimizer in self._attached.optimizers for each in parameters_of(optimizer)}
+        unknown = sum(_checksum(each) for key, each in updated.items() if key not in self._layer_of)
+        sums = [*(_checksum(cast(torch.Tensor, layer.weight)) for layer in self.layers), unknown % _MODULUS]
+        names = [*(layer.name for layer in self.layers), "a parameter of an optimizer that is not in the model"]
         largest = self.transport.start_all_reduce_scalars([*sums, *(-each for each in sums)], "max")()
         differing = [
-            layer.name
-            for layer, high, low in zip(self.layers, largest[: len(sums)], largest[len(sums) :], strict=True)
+            name
+            for name, high, low in zip(names, largest[: len(sums)], largest[len(sums) :], strict=True)
             if high != -low
         ]
         if differing:
@@ -518,12 +531,14 @@ class OwnHook(DdpHook):
         """Register the hook with a model in DDP and return it; every rank must call this method."""
 
 
+_MODULUS = 2**50  # fp64 holds all smaller integers exactly
+
+
 def _checksum(parameter: torch.Tensor) -> float:
-    # The sum of the bits as integers, modulo 2^50: fp64 holds it exactly, so that one message compares all layers, and
-    # parameters stay on their device.
+    # The sum of the bits as integers: one message compares all layers, and parameters stay on their device.
     flat = parameter.detach().contiguous().view(-1)
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
-    return float(int(flat.view(integers).sum(dtype=torch.int64)) % 2**50)
+    return float(int(flat.view(integers).sum(dtype=torch.int64)) % _MODULUS)
 
 
 def _refuse_backward(_: nn.Module, __: object, output: object) -> None:

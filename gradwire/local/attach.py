@@ -11,6 +11,7 @@ local.close()
 """
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
@@ -162,6 +163,7 @@ class LocalHook(LocalSteps):
         self._attached = self._guard.attach(model, self._why_not_exchanged, compressor, members.transport.rank)
         self._attached.optimizers += optimizers
         self._shows_outer = self._is_updating = False
+        self._versions: list[int] = []  # of the weights after the last step; empty if another optimizer may change them
         self._waiting_for = self._ids = {id(each) for each in optimizers}  # optimizers that have not made this step
         self._handles = [each.register_step_pre_hook(self._before_update) for each in optimizers]
         self._handles += [each.register_step_post_hook(self._after_update) for each in optimizers]
@@ -196,12 +198,14 @@ class LocalHook(LocalSteps):
             yield
             if name := self._changed_in_outer():
                 raise RuntimeError(
-                    f"{name} was changed inside outer(), where changes are lost; make them outside of it"
+                    f"{name} was changed inside outer(), which restores this rank's own weights at its end; change it "
+                    "outside of the block"
                 )
         finally:
             self._shows_outer = False
             if not self._guard.closed:
                 self.show_inner()
+                self._versions = self._versions_now()
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -227,6 +231,7 @@ class LocalHook(LocalSteps):
             raise RuntimeError("inside outer() a state cannot be loaded; load it outside of the block")
         super().load_state_dict(state)
         self.show_inner()
+        self._versions = self._versions_now()
 
     @override
     def close(self) -> None:
@@ -234,11 +239,14 @@ class LocalHook(LocalSteps):
 
         Later calls do nothing.
 
+        If the weights were changed after the last step that was counted, it warns that such changes are lost.
+
         Raises:
             RuntimeError: a parameter has another shape than its outer copy; the model then stays as it is.
         """
         if self._guard.closed:
             return
+        is_changed = not self._shows_outer and self._versions not in ([], self._versions_now())
         for handle in self._handles:
             handle.remove()
         OPEN.discard(self)
@@ -253,6 +261,15 @@ class LocalHook(LocalSteps):
             self.show_outer()
         finally:
             super().close()
+        if is_changed and self._steps > self.options.start_after:
+            warnings.warn(
+                "the model's weights were changed after the last step that attach_local counted, and close() put the "
+                "exchanged weights back; call close() before such a change",
+                stacklevel=2,
+            )
+
+    def _versions_now(self) -> list[int]:
+        return [layer.weight._version for layer in self.layers if layer.weight is not None]
 
     def _options_now(self) -> dict[str, str]:
         return self.options.option_texts() | {"outer_optimizer": type(self._fragments[0].optimizer).__name__}
@@ -304,12 +321,14 @@ class LocalHook(LocalSteps):
         if not updated.isdisjoint(map(id, self._model.parameters())):
             self._check_not_outer()
             self._guard.check_unchanged()
+            self._versions = []
 
     def _check_not_outer(self) -> None:
         if self._shows_outer:
             raise RuntimeError("inside outer() an optimizer's step would be lost; train outside of the block")
 
     def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        self._is_updating = False  # an exception may have ended the last update
         if id(optimizer) not in self._waiting_for:
             raise RuntimeError("an optimizer made two steps while another made none; call step() of each once per step")
         self._check_not_outer()
@@ -340,6 +359,7 @@ class LocalHook(LocalSteps):
         if not self._waiting_for:
             self._waiting_for = self._ids
             self.after_update()
+            self._versions = self._versions_now()
 
 
 def _once(loss: Any) -> Callable[[], Any]:

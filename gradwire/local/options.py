@@ -7,17 +7,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import Doc, override
 
 from collectives.base import Collective, without_residuals
-<<<<<<< HEAD
-from collectives.direct import Direct
-from collectives.hierarchical import Hierarchical
-from collectives.options import Count, CountOrZero, Incompatible, OptionError, Options, incompatibility
-from collectives.pool import Pool
-from compressors.base import Compressor, DdpHook, PerLayer
-=======
 from collectives.options import Count, CountOrZero, Incompatible, OptionError, Options
-from compressors.base import Compressor, PerLayer, TorchHook
-from gradwire.ddp.hook import OwnHook
->>>>>>> a72d95f7
+from compressors.base import Compressor, DdpHook, PerLayer
 
 Preset = Literal["none", "diloco", "streaming", "sparseloco", "post_local"]
 

@@ -67,7 +67,6 @@ class GradwireHandler:
             raise ValueError("this Accelerator has a communication hook already; create it without comm_hook")
         self._attach_arguments = compressor, collective, {"optimizer": optimizer, **attach_options}
         self._hook: CompressionHook | None = None
-        self._is_open = False
         accelerator.ddp_handler = self
         self._handles = [
             accelerator.register_save_state_pre_hook(self._save),
@@ -88,7 +87,6 @@ class GradwireHandler:
     def close(self) -> None:
         """Close the hook after training; every rank must call this method. Then another model can be prepared."""
         self.hook.close()
-        self._is_open = False
 
     def to_kwargs(self) -> dict[str, Any]:
         """Return the options of DDP; Accelerate calls this method."""
@@ -100,14 +98,13 @@ class GradwireHandler:
         Raises:
             ValueError: the hook of another model is open, or `attach` refuses this one.
         """
-        if self._is_open:
+        if self._hook is not None and not self._hook.is_closed:
             raise ValueError(
                 "GradwireHandler serves one model at a time; close() it before you prepare another one, or wrap the "
                 "other one in DistributedDataParallel yourself and call attach"
             )
         compressor, collective, options = self._attach_arguments
         self._hook = attach(model, compressor, collective, **options)
-        self._is_open = True
 
     def _give_way(self) -> None:
         if self._hook is not None:

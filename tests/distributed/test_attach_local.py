@@ -330,6 +330,21 @@ def test_a_change_that_would_not_be_exchanged_is_refused_before_the_next_update(
     run_ranks(change_later, 1, tmp_path)
 
 
+def change_weights(_: int) -> None:
+    model, optimizer = half_trained()
+    local = attach_local(model, optimizer, steps=1)
+    optimizer.step()
+    optimizer.step()
+    model.load_state_dict({name: 0 * value + 7 for name, value in model.state_dict().items()})
+    with pytest.warns(UserWarning, match="weights were changed after the last step that attach_local counted"):
+        local.close()
+    assert not bool((model[0].weight == 7).any())
+
+
+def test_closing_says_that_weights_which_were_changed_by_hand_are_lost(tmp_path: Path) -> None:
+    run_ranks(change_weights, 1, tmp_path)
+
+
 class Wrapper(torch.optim.Optimizer):
     """An optimizer that makes the steps of another one."""
 
@@ -371,7 +386,7 @@ def take_turns(rank: int) -> list[torch.Tensor]:
                 local.load_state_dict(local.state_dict())
         assert torch.equal(flat(model), own)
         assert not torch.equal(own, outer)
-        with pytest.raises(RuntimeError, match=r"2\.bias was changed inside outer\(\), where"), local.outer():
+        with pytest.raises(RuntimeError, match=r"2\.bias was changed inside outer\(\), which"), local.outer():
             model[2].bias.data += 1
         with pytest.raises(ZeroDivisionError), local.outer():
             _ = 1 / 0

@@ -244,6 +244,21 @@ def changed_later(rank: int) -> dict[str, str]:
     return said
 
 
+def converted_early(rank: int) -> str:
+    """Return what is said if the model is converted after the first step, before DDP makes its buckets again."""
+    ddp = wrapped(gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
+    hook = attach(ddp, NoCompression(), Allgather(), optimizer=optimizer)
+    loss_of(ddp, rank, 0).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    ddp.module.double()
+    ddp(batch(rank, 1)[0].double()).sum().backward()
+    said = message_of(optimizer.step)
+    hook.close()
+    return said
+
+
 def new_optimizer(rank: int) -> list[str]:
     """Return what is said when another optimizer takes over, with and without giving it to the hook."""
     said = []
@@ -411,6 +426,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         refusals,
         changed_later,
         new_optimizer,
+        converted_early,
     )
     return played_by_two(scenes, tmp_path_factory.mktemp("ranks"))
 
@@ -451,7 +467,8 @@ def test_attach_closes_the_open_hook_of_the_same_network(played: list[dict[str, 
 def test_a_step_without_gradients_from_ddp_is_an_error_that_says_why(played: list[dict[str, Any]]) -> None:
     nothing_came = (
         "no gradient came through DDP since the last step_ok(); call ddp(x), not model(x), leave the last "
-        "backward() of a step outside no_sync(), and call step_ok() once per step"
+        "backward() of a step outside no_sync(), and call step_ok() once per step; if the network is trained without "
+        "this hook now, call its close()"
     )
     before = "; do that first, then wrap the model in DDP"
     unused = "backward() gave {} no gradient, so DDP did not finish; wrap the model with find_unused_parameters=True"
@@ -482,7 +499,12 @@ def test_a_new_optimizer_must_be_given_to_the_hook(played: list[dict[str, Any]])
         followed, refused = rank["new_optimizer"]
         assert followed == "no error"
         assert "not followed by optimizer.step()" in refused
-        assert refused.endswith("give a new optimizer to hook.watch")
+        assert refused.endswith("if an optimizer that was made later does the update, give it to hook.watch")
+
+
+def test_a_conversion_in_the_first_steps_is_named(played: list[dict[str, Any]]) -> None:
+    for rank in played:
+        assert "0.weight was torch.float32 [30, 20] on cpu when the model was wrapped" in rank["converted_early"]
 
 
 def test_a_density_that_waits_for_its_epoch_warns_once_and_on_one_rank(played: list[dict[str, Any]]) -> None:

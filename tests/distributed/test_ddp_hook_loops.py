@@ -343,12 +343,18 @@ def sharded_optimizer(rank: int) -> dict[str, torch.Tensor]:
 
 
 def differing(rank: int) -> dict[str, list[str]]:
-    """Return the warnings if one rank changes a layer by itself, before or after the second step, or never."""
+    """Return the warnings if one rank changes a layer by itself, before or after the second step, or never.
+
+    With "outside", ranks train different parameters that are not in the model.
+    """
     said = {}
-    for when in (0, 2, None):
+    for when in (0, 2, None, "outside"):
         ddp = wrapped()
         hook = attach(ddp, *SPARSE)
         optimizer = sgd(ddp)
+        if when == "outside":
+            optimizer.add_param_group({"params": [nn.Parameter(torch.tensor(float(rank)))]})
+            hook.watch(optimizer)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for step in range(4):
@@ -490,7 +496,9 @@ def test_parameters_that_differ_after_the_first_update_are_named_once(played: li
     (said,) = first["0"]
     assert said.startswith("after the first update 2.weight differs between ranks")
     assert first["2"] == first["None"] == []
-    assert second == {"0": [], "2": [], "None": []}
+    (said,) = first["outside"]
+    assert said.startswith("after the first update a parameter of an optimizer that is not in the model differs")
+    assert second == {"0": [], "2": [], "None": [], "outside": []}
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,9 @@ class OneBuffer(nn.Module):
             "a view": lambda: flat.view(3, 4, 6),
             "a detached view": lambda: whole.detach(),
             "memory of NumPy": lambda: torch.from_numpy(self.array),
+            "its storage": lambda: torch.empty(0).set_(self.storage, 0, (3, 4, 6)),
         }
+        self.storage = flat.clone().untyped_storage()
         self.array = whole.clone().numpy()
         self.of = ways[way]
 
@@ -274,7 +276,7 @@ class OneBuffer(nn.Module):
         return x.sum()
 
 
-WAYS = ("the buffer", "a view", "a detached view", "memory of NumPy")
+WAYS = ("the buffer", "a view", "a detached view", "memory of NumPy", "its storage")
 
 
 def one_buffer(rank: int) -> dict[str, list[torch.Tensor]]:
