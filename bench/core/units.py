@@ -17,8 +17,8 @@ _STEPS = {
     "bit/s": ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")),
 }
 _NUMBER = r"\s*([0-9]*\.?[0-9]+(?:e-?[0-9]{1,2})?)\s*"
-_RATE = re.compile(_NUMBER + r"([kmg]?)(?:bit|bps|bit/s)\s*", re.IGNORECASE)
-_BITS_OR_BYTES = re.compile(_NUMBER + r"([kmg]i?)bps\s*", re.IGNORECASE)  # to `tc`, mbps is megabytes
+_RATE = re.compile(_NUMBER + r"([kmg]?)bit(?:/s)?\s*", re.IGNORECASE)
+_BITS_OR_BYTES = re.compile(_NUMBER + r"((?:[kmg]i?)?)bps\s*", re.IGNORECASE)  # to `tc`, mbps is megabytes
 _SIZE = re.compile(_NUMBER + r"((?:[kmg]i?)?)b?\s*", re.IGNORECASE)
 _DURATION = re.compile(_NUMBER + r"(us|ms|s|min|m|h|d)\s*", re.IGNORECASE)
 _PREFIX = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
@@ -68,7 +68,7 @@ def parse_rate(text: str) -> float:
         UsageError: the text is not a rate above 0 and up to `MAX_RATE_BPS`, or it may mean bits or bytes.
     """
     if match := _BITS_OR_BYTES.fullmatch(text):
-        prefix = match[2][0].lower()
+        prefix = match[2][:1].lower()
         number = float(match[1]) * (_PREFIX | _BINARY)[match[2].lower()] / _PREFIX[prefix]
         raise UsageError(
             f"'{text}' may mean bits or bytes per second; write {number:.10g}{prefix}bit for bits, or "

@@ -17,12 +17,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 
 import bench
 from bench.api.keywords import KEYWORDS
 from bench.api.progress import LiveLine, warn
 from bench.api.run_options import RunOptions
 from bench.cli.reference_pages import KEYWORD_TYPES, keyword_types
+from bench.core import functions
 from bench.core.config.run import RunConfig
 from bench.core.schema import METRICS
 from bench.launch.refusals import outcomes_without_torch
@@ -143,9 +145,31 @@ def test_an_option_of_another_type_is_refused_with_what_is_wanted(keyword: str) 
     for value in wrong:
         with pytest.raises(bench.UsageError) as caught:
             bench.run(**{keyword: value})  # type: ignore[misc]
-        assert str(caught.value).startswith(f"{option.flag_name} {value} is not possible: give ")
+        given = value if isinstance(value, (int, float)) else functions.described(value)
+        assert str(caught.value).startswith(f"{option.flag_name} {given} is not possible: give ")
         if option.value_type in (str, str | None):
             assert str(caught.value).endswith(f": give text in quotes ({option.meaning})")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"model": torch.nn.Sequential(torch.nn.Linear(2, 2))},
+            "--model Sequential is not possible: give text in quotes (network to train: resnet18, or your own as "
+            "net.py:build)",
+        ),
+        (
+            {"dataset": lambda: None},
+            "--dataset function is not possible: give text in quotes (data set to train on: digits, or your own as "
+            "data.py:load)",
+        ),
+    ],
+)
+def test_an_object_in_place_of_a_name_is_told_how_to_give_ones_own(options: Any, sentence: str) -> None:
+    with pytest.raises(bench.UsageError) as caught:
+        bench.run(**options)
+    assert str(caught.value) == sentence
 
 
 def test_a_path_is_as_good_as_its_text(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Self
 import pydantic
 
 from bench.core.errors import UsageError
+from bench.core.functions import described
 from collectives.options import Option, OptionError, options_of
 
 # Default of an option whose value the program chooses when it resolves the configuration.
@@ -124,7 +125,8 @@ class Configuration:
             try:
                 object.__setattr__(self, option.name, option.check(value))
             except OptionError as error:
-                raise UsageError(f"{option.flag_name} {value} is not possible: {error}") from None
+                given = value if isinstance(value, (str, int, float, type(None))) else described(value)
+                raise UsageError(f"{option.flag_name} {given} is not possible: {error}") from None
 
     @classmethod
     @functools.cache

@@ -182,8 +182,12 @@ class RunConfig(RanksConfig):
         Flag(WHAT),
         Recorded(identity=False),  # the options that it stands for are the identity
     ] = None
-    model: Annotated[str, Doc("network to train"), Flag(WHAT, kind="models")] = "small_cnn"
-    dataset: Annotated[str, Doc("data set to train on"), Flag(WHAT, kind="datasets")] = "digits"
+    model: Annotated[str, Doc("network to train: resnet18, or your own as net.py:build"), Flag(WHAT, kind="models")] = (
+        "small_cnn"
+    )
+    dataset: Annotated[
+        str, Doc("data set to train on: digits, or your own as data.py:load"), Flag(WHAT, kind="datasets")
+    ] = "digits"
     optimizer: Annotated[str, Doc("optimizer"), Flag(WHAT, kind="optimizers")] = "sgd"
     batch_size: Annotated[
         Count,

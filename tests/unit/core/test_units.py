@@ -71,7 +71,6 @@ def test_rates(rate: float, text: str) -> None:
         ("5bit", 5),
         ("1.5Gbit", 1.5e9),
         ("10Mbit/s", 1e7),
-        ("5bps", 5),
     ],
 )
 def test_reading_rates(text: str, rate: float) -> None:
@@ -114,6 +113,8 @@ def test_what_is_no_rate_is_refused(text: str) -> None:
         ("100mbps", "100mbit", "800mbit"),
         ("1 Gbps", "1gbit", "8gbit"),
         ("800Kbps", "800kbit", "6400kbit"),
+        ("100Bps", "100bit", "800bit"),
+        ("5 bps", "5bit", "40bit"),
         ("1MiBps", "1.048576mbit", "8.388608mbit"),
     ],
 )
