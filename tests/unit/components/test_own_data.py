@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, Te
 from torchvision.datasets import MNIST
 
 X, Y = torch.arange(24.0).view(12, 2), torch.arange(12) % 3
+BUFFER = np.zeros(2)
 
 
 class Zeros(TensorDataset):
@@ -90,6 +92,7 @@ SETS = {
     "inherited": Digits(target_transform=lambda y: 2 - y),
     "numpy": Items(lambda i: (np.full(2, i, np.float64), np.int16(i % 3))),
     "numbers": Items(lambda i: [i, i % 2]),
+    "one_buffer": Items(lambda i: (np.copyto(BUFFER, i) or BUFFER, i % 3)),
     "mixed": Items(lambda i: (torch.tensor([i]) if i % 2 else np.ones(1, np.float32), torch.tensor([i % 2]))),
 }
 
@@ -164,13 +167,13 @@ def file(written: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "name",
     [
         "plain", "zeros", "windows", "odd", "subset", "of_zeros", "joined", "joined_tensors", "transformed", "library",
-        "library_transformed", "inherited", "numpy", "numbers", "mixed",
+        "library_transformed", "inherited", "numpy", "numbers", "mixed", "one_buffer",
     ],
 )  # fmt: skip
 def test_a_network_is_trained_on_the_items_that_the_users_code_returns(name: str, file: Path) -> None:
     train, test = spec.build("datasets", f"data.py:given:name={name}").load(file.parent, seed=1)
     module: Any = functions.find("data.py:given").call.__globals__
-    items = [module["SETS"][name][index] for index in range(len(module["SETS"][name]))]
+    items = [copy.deepcopy(module["SETS"][name][index]) for index in range(len(module["SETS"][name]))]
     for part in (train, test):
         inputs, targets = part.at(slice(0, len(items)))
         assert targets.tolist() == [int(label) for _, label in items]
