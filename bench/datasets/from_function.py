@@ -240,7 +240,8 @@ def _has_items(part: Any) -> bool:
 def _tensor(value: Any, what: str) -> torch.Tensor:
     try:
         if hasattr(value, "shape") and not isinstance(value, torch.Tensor):
-            value = np.asarray(value)  # of another library too, such as a table of pandas
+            # Of another library too. Copied if its memory is read-only (tables of pandas) or runs backwards (mirrored).
+            value = np.require(value, requirements=["C", "W"])
         return torch.as_tensor(value)
     except (RuntimeError, TypeError, ValueError):
         raise PluginError(
