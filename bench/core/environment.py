@@ -81,7 +81,8 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
         if not controllers:  # version 2
             mounted, read = groups, _quota_of_version_2
         elif "cpu" in controllers.split(","):
-            mounted, read = groups / "cpu", _quota_of_version_1
+            name = controllers if (groups / controllers).is_dir() else "cpu"  # usually both: one is a link
+            mounted, read = groups / name, _quota_of_version_1
         else:
             continue
         group = mounted / path.lstrip("/")

@@ -240,7 +240,8 @@ def _has_items(part: Any) -> bool:
 def _tensor(value: Any, what: str) -> torch.Tensor:
     try:
         if hasattr(value, "shape") and not isinstance(value, torch.Tensor):
-            value = np.asarray(value)  # of another library too, such as a table of pandas
+            # Of another library too. Copied if its memory is read-only (tables of pandas) or runs backwards (mirrored).
+            value = np.require(value, requirements=["C", "W"])
         return torch.as_tensor(value)
     except (RuntimeError, TypeError, ValueError):
         raise PluginError(
@@ -280,18 +281,24 @@ class DatasetInputs(LazyInputs):
     @override
     def __getitem__(self, chosen: torch.Tensor | slice) -> torch.Tensor:
         chosen = chosen.cpu() if isinstance(chosen, torch.Tensor) else chosen
-        inputs = []
-        for index in self._indices[chosen].tolist():
+        indices = self._indices[chosen].tolist()
+        batch = torch.empty(0)
+        for place, index in enumerate(indices):
             value, label = self._item(index)
             if label != self.targets[index]:
                 raise PluginError(
                     f"{self._what} has the label {label} in item {index}, which had {int(self.targets[index])} before; "
                     "return the same labels each time"
                 )
-            inputs.append(_tensor(value, f"{self._what} has an input in item {index}"))
-        if len(shapes := {tuple(each.shape) for each in inputs}) > 1:
-            raise PluginError(f"{self._what} must have inputs of one shape, and has {' and '.join(map(str, shapes))}")
-        return torch.stack(inputs)
+            item = _tensor(value, f"{self._what} has an input in item {index}")
+            if not place:
+                batch = item.new_empty(len(indices), *item.shape)
+            if item.shape != batch.shape[1:]:
+                shapes = f"{tuple(batch.shape[1:])} and {tuple(item.shape)}"
+                raise PluginError(f"{self._what} must have inputs of one shape, and has {shapes}")
+            batch = batch.to(torch.promote_types(batch.dtype, item.dtype))
+            batch[place] = item  # a copy, because the next item may be written to the same memory
+        return batch
 
     @override
     def select(self, indices: torch.Tensor) -> DatasetInputs:

@@ -186,12 +186,13 @@ class _Part:
         paths, targets = [], []
         for target, path in enumerate(classes):
             listing, others = find_files(path)
-            files = sorted((name for name, _, _ in listing), key=os.path.split)
-            images = [name for name in files if name.lower().endswith(IMG_EXTENSIONS)]
-            others += tuple(
-                ("without the ending of an image", name) for name in files if not name.lower().endswith(IMG_EXTENSIONS)
-            )
             left_out += [(reason, str(path / name)) for reason, name in others]
+            images = []
+            for name in sorted((name for name, _, _ in listing), key=os.path.split):
+                if name.lower().endswith(IMG_EXTENSIONS):
+                    images.append(name)
+                else:
+                    left_out.append(("without the ending of an image", str(path / name)))
             if not images:
                 endings = ", ".join(IMG_EXTENSIONS)
                 raise DatasetError(f"{path} has no image that can be read; add one ({endings}), or remove the folder")

@@ -82,25 +82,25 @@ def build_network(model: Model, data: HasInputs) -> nn.Module:
             does not use.
     """
     network = model.build(data.num_classes)
+    if _lazy_names(network) or not list(network.parameters()):  # it may make them in its forward pass: this is refused
+        device = torch.get_default_device()
+        with torch.device("cpu"):
+            if device.type == "meta":
+                network = model.build(data.num_classes)  # without values it may not be able to run
+            network.eval()  # changes no running statistics
+            try_forward(network, model.component_name, data.dummy_batch(2, "cpu"))
+            network.train()
+        if names := _lazy_names(network):
+            raise Incompatible(
+                f"{model.component_name} has parameters without a shape that one forward pass does not use "
+                f"({', '.join(names)}); give their modules the number of inputs"
+            )
+        network = network.to(device)
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise Incompatible(
             f"{model.component_name} has no parameters to train; use a network with some that need gradients"
         )
-    if not _lazy_names(network):
-        return network
-    device = torch.get_default_device()
-    with torch.device("cpu"):
-        if device.type == "meta":
-            network = model.build(data.num_classes)  # without values it may not be able to run
-        network.eval()  # changes no running statistics
-        try_forward(network, model.component_name, data.dummy_batch(2, "cpu"))
-        network.train()
-    if names := _lazy_names(network):
-        raise Incompatible(
-            f"{model.component_name} has parameters without a shape that one forward pass does not use "
-            f"({', '.join(names)}); give their modules the number of inputs"
-        )
-    return network.to(device)
+    return network
 
 
 def _lazy_names(network: nn.Module) -> list[str]:

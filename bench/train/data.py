@@ -137,15 +137,16 @@ TRAIN_SAMPLES = 1000
 
 
 def check_inputs(inputs: torch.Tensor, found: str) -> None:
-    """Raise DatasetError if inputs hold NaN or infinite values.
+    """Raise DatasetError if inputs hold NaN or infinite values, in fp32.
 
     Args:
         inputs: what a network gets.
         found: what came of them, for the message, such as "the loss is nan".
     """
-    if not bool(torch.isfinite(inputs).all()):
+    if not bool(torch.isfinite(inputs.float()).all()):
         raise DatasetError(
-            f"{found}, because the data hold NaN or infinite values; repair these samples or leave them out"
+            f"{found}, because the data hold NaN or infinite values, or values too large for fp32; repair these "
+            "samples or leave them out"
         )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,11 +17,13 @@ DATA = """
 import random
 
 import numpy as np
+import pandas as pd
 import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 from torchvision.datasets import MNIST
 
 X, Y = torch.arange(24.0).view(12, 2), torch.arange(12) % 3
+BUFFER = np.zeros(2)
 
 
 class Zeros(TensorDataset):
@@ -90,6 +94,8 @@ SETS = {
     "inherited": Digits(target_transform=lambda y: 2 - y),
     "numpy": Items(lambda i: (np.full(2, i, np.float64), np.int16(i % 3))),
     "numbers": Items(lambda i: [i, i % 2]),
+    "one_buffer": Items(lambda i: (np.copyto(BUFFER, i) or BUFFER, i % 3)),
+    "flipped": Items(lambda i: (np.arange(2 * i, 2 * i + 2.0)[::-1], i % 3)),
     "mixed": Items(lambda i: (torch.tensor([i]) if i % 2 else np.ones(1, np.float32), torch.tensor([i % 2]))),
 }
 
@@ -144,6 +150,7 @@ empty = parts(GOOD, Items(None, 0))
 strings = parts((np.array([["a"], ["b"]]), np.arange(2)), GOOD)
 whole = parts((X.long(), Y), GOOD)
 columns = parts((X, Y.view(-1, 1)), GOOD)
+frame = parts(*[(pd.DataFrame(X.numpy()), pd.Series(Y.numpy()))] * 2)
 """
 
 
@@ -164,17 +171,28 @@ def file(written: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "name",
     [
         "plain", "zeros", "windows", "odd", "subset", "of_zeros", "joined", "joined_tensors", "transformed", "library",
-        "library_transformed", "inherited", "numpy", "numbers", "mixed",
+        "library_transformed", "inherited", "numpy", "numbers", "mixed", "one_buffer", "flipped",
     ],
 )  # fmt: skip
 def test_a_network_is_trained_on_the_items_that_the_users_code_returns(name: str, file: Path) -> None:
     train, test = spec.build("datasets", f"data.py:given:name={name}").load(file.parent, seed=1)
     module: Any = functions.find("data.py:given").call.__globals__
-    items = [module["SETS"][name][index] for index in range(len(module["SETS"][name]))]
+    items = [copy.deepcopy(module["SETS"][name][index]) for index in range(len(module["SETS"][name]))]
     for part in (train, test):
         inputs, targets = part.at(slice(0, len(items)))
         assert targets.tolist() == [int(label) for _, label in items]
-        assert torch.equal(inputs, torch.stack([torch.as_tensor(value) for value, _ in items]))
+        # torch reads no memory backwards
+        values = [value.copy() if isinstance(value, np.ndarray) else value for value, _ in items]
+        assert torch.equal(inputs, torch.stack(list(map(torch.as_tensor, values))))
+
+
+def test_a_table_is_data_without_a_warning(file: Path, recwarn: pytest.WarningsRecorder) -> None:
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # by default, a process is warned of memory that may not be written once
+    train, _ = spec.build("datasets", "data.py:frame").load(file.parent, seed=1)
+    torch.set_warn_always(always)
+    assert torch.equal(train.at(slice(0, 12))[0], torch.arange(24.0).view(12, 2))
+    assert [str(each.message) for each in recwarn if "writable" in str(each.message)] == []
 
 
 def test_a_label_that_changes_is_refused(file: Path) -> None:

@@ -58,6 +58,16 @@ class Late(nn.Module):
         return self.last(self.first(x))
 
 
+class ByHand(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.only = None
+
+    def forward(self, x):
+        self.only = self.only or nn.Linear(8, 3)
+        return self.only(x)
+
+
 class Unused(nn.Linear):
     def __init__(self):
         super().__init__(8, 3)
@@ -66,6 +76,14 @@ class Unused(nn.Linear):
 
 def late():
     return Late()
+
+
+def by_hand():
+    return ByHand()
+
+
+def without_any():
+    return nn.Flatten()
 
 
 def unused():
@@ -124,6 +142,8 @@ def test_weights_belong_to_the_seed_and_later_draws_to_the_rank_too(
     ("function", "sentence"),
     [
         ("late", "own.py:late makes last.bias, last.weight in its first forward pass"),
+        ("by_hand", "own.py:by_hand makes only.bias, only.weight in its first forward pass"),
+        ("without_any", "own.py:without_any has no parameters to train"),
         ("unused", r"own.py:unused has parameters without a shape .* \(other.weight, other.bias\)"),
         ("frozen", "own.py:frozen has no parameters to train"),
         ("same", "own.py:same returned the same layers twice; build new ones in each call"),

@@ -43,6 +43,11 @@ def test_processors_of_one_name_are_told_apart_by_their_vectors(
         ("0::/a/b", {"a/cpu.max": "200000 100000", "a/b/cpu.max": "max 100000"}, 2.0),
         ("0::/docker/1", {"cpu.max": "50000 100000"}, 0.5),  # the container's own group is the root
         ("4:cpu,cpuacct:/docker/1", {"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3.0),
+        (  # without the link cpu
+            "4:cpu,cpuacct:/docker/1",
+            {"cpu,cpuacct/cpu.cfs_quota_us": "300000", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
+            3.0,
+        ),
         ("4:cpu,cpuacct:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
         ("9:name=systemd:/\n2:cpuset:/", {"cpuset/cpuset.cpus": "0-1"}, None),
     ],

@@ -51,11 +51,14 @@ def test_each_part_is_classified_with_the_weights_and_statistics_of_now() -> Non
         assert quality.loss == pytest.approx(float(nn.functional.cross_entropy(logits, part.targets)), rel=1e-5)
 
 
-def test_samples_that_hold_nan_are_refused_and_a_model_that_does_is_not() -> None:
+@pytest.mark.parametrize("value", [math.nan, 1e300])  # too large for fp32
+def test_samples_that_hold_nan_are_refused_and_a_model_that_does_is_not(value: float) -> None:
     model, part = make_model(), make_part(40, seed=2)
-    broken = Samples(inputs=part.inputs.float(), targets=part.targets)
-    broken.inputs[7, 0, 0, 0] = math.nan
-    with pytest.raises(DatasetError, match=r"^the loss of an evaluation is nan, because the data hold NaN or infinite"):
+    broken = Samples(inputs=part.inputs.double(), targets=part.targets)
+    broken.inputs[7, 0, 0, 0] = value
+    with pytest.raises(
+        DatasetError, match=r"is nan, because the data hold NaN or infinite values, or values too large"
+    ):
         evaluate(model, [part, broken], Digits(), torch.device("cpu"))
     with torch.no_grad():
         next(model.parameters()).fill_(math.nan)
