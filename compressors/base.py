@@ -139,10 +139,6 @@ class Compressor(Options, abc.ABC):
     def _sends_some_dense(self) -> bool:
         return any(vars(self).get(name) for name in ("min_numel", "skip", "dense_ends", "dense_steps"))
 
-    def choose(self, collectives: Sequence[Collective]) -> Collective:
-        """Return the first of these collectives that can sum what this compressor sends; the last one if none can."""
-        return next((each for each in collectives if not incompatibility(self.check_compatible, each)), collectives[-1])
-
     def check_compatible(self, collective: Collective, layers: Sequence[Layer] = ()) -> None:
         """Check that the collective can sum what this compressor sends, and that these options suit the layers.
 
@@ -362,6 +358,12 @@ class MultiRound(Compressor):
     def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int | None:
         """Return the bytes sent for a bucket after any warm-up, or None if they depend on the data."""
         return None
+
+
+def first_compatible(compressor: Compressor, collectives: Sequence[Collective]) -> Collective:
+    """Return the first of these collectives that can sum what the compressor sends; the last one if none can."""
+    fitting = (each for each in collectives if not incompatibility(compressor.check_compatible, each))
+    return next(fitting, collectives[-1])
 
 
 @dataclasses.dataclass(kw_only=True)

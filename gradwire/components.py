@@ -6,7 +6,7 @@ import torch
 
 from collectives.base import Collective
 from collectives.options import build
-from compressors.base import Compressor
+from compressors.base import Compressor, first_compatible
 from compressors.layer import Layer
 
 
@@ -25,7 +25,7 @@ def build_components(
     if isinstance(collective, Collective):
         return compressor, collective
     names = compressor.traits.default_collectives if collective is None else [collective]
-    return compressor, compressor.choose([build("collectives", Collective, name) for name in names])
+    return compressor, first_compatible(compressor, [build("collectives", Collective, name) for name in names])
 
 
 def check_types(layers: Sequence[Layer], compressor: Compressor) -> None:

@@ -265,6 +265,8 @@ def build_components(config: RunConfig) -> Components:
     Raises:
         UsageError: a component or option is unknown, or a value is out of range.
     """
+    from compressors.base import first_compatible
+
     strategy: Strategy = spec.build("strategies", config.strategy)
     compressor: Compressor = spec.build("compressors", config.compressor)
     optimizer: Optimizer = spec.build("optimizers", config.optimizer)
@@ -279,7 +281,7 @@ def build_components(config: RunConfig) -> Components:
         dataset=spec.build("datasets", config.dataset),
         optimizer=optimizer,
         compressor=compressor,
-        collective=compressor.choose(collectives),  # if none works, `_check_together` says why
+        collective=first_compatible(compressor, collectives),  # if none works, `_check_together` says why
         strategy=strategy,
     )
 

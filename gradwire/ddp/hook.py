@@ -14,6 +14,7 @@ import queue
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
@@ -117,6 +118,8 @@ class CompressionHook(CompressedCommunicator):
         self._stream: torch.cuda.Stream | None = None
         self._thread = threading.Thread(target=self._serve, name="exchange", daemon=True)
         self._thread.start()
+        # Python must not end while the thread is inside torch, which would end the process with an error.
+        self._at_exit = weakref.finalize(self, _end_thread, self._thread, self._jobs, self._bell)
         # DDP inspects annotations of the hook and cannot read postponed ones; a lambda has none.
         ddp.register_comm_hook(None, lambda _, bucket: self._take(bucket))
         # Gradients that are scaled or clipped must lie in DDP's buffers, where they can be changed.
@@ -224,6 +227,7 @@ class CompressionHook(CompressedCommunicator):
         if self._guard.closed:
             return
         self._guard.closed = True
+        self._at_exit.detach()
         self._hand_over([])
         self._thread.join()
         self._bell.close()
@@ -539,6 +543,13 @@ def _checksum(parameter: torch.Tensor) -> float:
     flat = parameter.detach().contiguous().view(-1)
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
     return float(int(flat.view(integers).sum(dtype=torch.int64)) % _MODULUS)
+
+
+def _end_thread(thread: threading.Thread, jobs: queue.SimpleQueue[list[_Job]], bell: WakeupEvent) -> None:
+    """End the communication thread of a hook that was not closed, unless it waits for another rank."""
+    jobs.put([])
+    bell.ring()
+    thread.join(timeout=1)
 
 
 def _refuse_backward(_: nn.Module, __: object, output: object) -> None:

@@ -20,6 +20,7 @@ def runs(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_all_kinds_go_into_a_folder(runs: Path, tmp_path: Path) -> None:
     answer = invoke("plot", "all", str(runs), "--out", str(tmp_path / "new" / "plots"))
     assert answer.code == 0, answer.error

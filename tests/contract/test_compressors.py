@@ -189,7 +189,7 @@ def test_equal_entries_are_sent_in_the_end(case: Case) -> None:
     assert float(total.mean()) / 150 / 0.1 == pytest.approx(1.0, abs=0.55)
 
 
-@each_that_is_faithful
+@pytest.mark.parametrize("case", every_second(case for case in CASES if str(case) not in NOT_FAITHFUL), ids=str)
 def test_layers_of_one_shape_and_unlike_scales_all_arrive(case: Case) -> None:
     """Normalising a batch of layers together would starve the small ones."""
     layers, scales = layers_of_shapes((64, 50), (64, 50), (64, 50)), (1.0, 10.0, 1000.0)

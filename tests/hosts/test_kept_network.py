@@ -80,6 +80,7 @@ def test_seeds_share_one_network_and_its_measurements(
         assert row["wire_headers"] == "exact"
 
 
+@pytest.mark.long
 def test_other_hosts_close_the_network_before_theirs_is_built(
     built: list[VirtualNetwork], server: ForkServer, tmp_path: Path
 ) -> None:
@@ -111,6 +112,7 @@ def test_after_a_killed_rank_the_next_run_has_a_new_network(
     assert forked == forked_again
 
 
+@pytest.mark.long
 def test_a_killed_supervisor_ends_the_run_and_is_named(
     built: list[VirtualNetwork], server: ForkServer, tmp_path: Path
 ) -> None:

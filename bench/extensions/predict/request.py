@@ -37,7 +37,7 @@ from collectives.hierarchical import Hierarchical
 from collectives.options import Incompatible
 from collectives.schedule.rounds import Layout
 from collectives.schedule.waves import Lengths, waves_of
-from compressors.base import Compressor
+from compressors.base import Compressor, first_compatible
 
 DDP = "ddp"
 
@@ -236,7 +236,7 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
         cast(Collective, spec.build("collectives", name))
         for name in ([request.collective] if request.collective else defaults)
     ]
-    legal = compressor.choose(components)
+    legal = first_compatible(compressor, components)
     with spec.usage_errors():
         compressor.check_compatible(legal)
         check_predictable(legal)

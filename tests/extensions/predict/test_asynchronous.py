@@ -208,6 +208,7 @@ def test_what_carries_frames_takes_the_cores_that_ranks_share() -> None:
     assert together.step_time_s < 0.5
 
 
+@pytest.mark.long
 def test_faster_links_looser_bounds_and_quicker_ranks_make_nothing_slower() -> None:
     def ascends(*each: dict[str, Any]) -> bool:
         speeds = [step(**{"hosts": 4} | asked).samples_per_s for asked in each]

@@ -76,6 +76,7 @@ def test_noise_changes_pixels_only_a_little() -> None:
     assert difference.std().item() == pytest.approx(0.1, rel=0.1)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_linear_model_stays_near_chance_where_a_small_network_learns() -> None:
     train, test = make(3000, 500)
