@@ -1,4 +1,4 @@
-"""What every attach function does with a compressor and a collective, before anything is sent."""
+"""Build and check the compressor and the collective that a user gives to an attach function."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""`StepGuard`: what stands around the exchange of every step, whatever is exchanged.
+"""`StepGuard`: the checks before and after the exchange of every step, whatever is exchanged.
 
 Hooks, local steps and strategies count steps with it, replace NaN and infinity before they reach residuals, let all
 ranks decide alike whether a step counts, and compare the model with what they were attached to.
@@ -30,7 +30,7 @@ class StepGuard:
 
     Attributes:
         index: steps that were begun before.
-        epoch: finished epochs; None as long as nobody has said it.
+        epoch: number of finished epochs; None until `set_epoch` is called.
         closed: True after `close`.
         attached: what the model is compared with; None if nothing is compared.
         saw_nonfinite: True if this rank has replaced NaN or infinity since the last vote, and the step must be skipped.

@@ -431,7 +431,7 @@ class CommandedRank(abc.ABC):
 
 
 class ReportsForOthers(Protocol):
-    """What also reports the work of other processes, which compute for this process."""
+    """A strategy or part of one whose rank also reports the figures of ranks that write no rows themselves."""
 
     def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:
         """Return one dict for each copy of the network that this process or the processes it reports for train.

@@ -69,7 +69,7 @@ def shifted(keep_lost: KeepLost | None, offset: int) -> KeepLost | None:
 
 
 class Share(NamedTuple):
-    """What a payload sends for one part of its elements: the name of its kind, entries, and bytes of the message."""
+    """What a payload sends for a part of its elements, such as a layer: its class name, entries, and bytes."""
 
     kind: str
     num_entries: int
@@ -240,7 +240,7 @@ class Payload(abc.ABC):
         """
 
     def shares(self, numels: Sequence[int]) -> list[Share]:
-        """Divide the message among consecutive parts of so many elements, such as layers, by the entries of each."""
+        """Divide the message's bytes among consecutive parts with these numbers of elements, by the entries of each."""
         counts = self._entries_in(numels) if len(numels) > 1 else [self.num_entries]
         total, kind = sum(counts), type(self).__name__
         return [

@@ -55,7 +55,7 @@ class ValueForm(abc.ABC):
     def payload(self, numel: int, positions: torch.Tensor, values: torch.Tensor, world_size: int) -> IndexedValues:
         """Return the payload of entries `values`, fp32 [k], at ascending positions, without those that become zero.
 
-        Values are limited so that no sum over so many ranks overflows.
+        Values are clamped so that their sum over `world_size` ranks cannot overflow.
         """
 
     def bound_for(self, share: float) -> float:

@@ -14,7 +14,7 @@ from gradwire.local.fragments import FragmentExchange
 
 
 class RankSteps(Protocol):
-    """What members need of a rank's `LocalSteps`."""
+    """The part of `LocalSteps` that `Members` may use."""
 
     transport: Transport
 

@@ -386,7 +386,7 @@ class MaxAdaBelief(Belief):
             communicator = self.open_communicator(
                 network, compressor, collective, group, timeout_s, chosen.check_compatible
             )
-        if self.keeps_gradients and communicator is not None:  # a single rank has nobody to exchange with
+        if self.keeps_gradients and communicator is not None:  # without a process group there is none
             self.communicator, self._exchange = communicator, self._combine_
 
     def _combine_(self, means: TensorList, maxima: TensorList) -> None:

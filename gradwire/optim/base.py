@@ -32,7 +32,7 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
 
     Attributes:
         communicator: carries what ranks exchange in `step`; None if they exchange nothing.
-        keeps_gradients: True if `step` takes this rank's own gradients, which nobody has averaged over ranks.
+        keeps_gradients: True if `step` takes this rank's own gradients, not their mean over ranks.
     """
 
     communicator: CompressedCommunicator | None = None

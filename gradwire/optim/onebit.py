@@ -243,28 +243,35 @@ class OneBitOptimizer(FlatOptimizer):
     was not sent, "residual" and (of the part that this rank owns) "owner_residual", which differ between ranks.
 
     Args:
-        options: the options of 1-bit Adam or 0/1 Adam.
-        model, lr, collective, group, timeout_s, communicator: as in `FlatOptimizer`.
+        model, group, timeout_s, communicator: as in `FlatOptimizer`.
+        lr: the learning rate.
+        collective: sums whole gradients; a spec or an instance. Bits take the same connections in any case.
+        options: those of `options_class`.
 
     Attributes:
+        options_class: the options of 1-bit Adam or 0/1 Adam.
         average_bits_: replaces a vector with its mean over ranks; the arguments are those of `OneBitMean.average_`.
     """
+
+    options_class: ClassVar[type[OneBitOptions]]
+    _options: OneBitOptions
 
     def __init__(
         self,
         model: Trained,
-        lr: float,
-        options: OneBitOptions,
-        collective: Collective | str,
-        group: dist.ProcessGroup | None,
-        timeout_s: float,
-        communicator: CompressedCommunicator | None,
+        lr: float = OneBitOptions.default_lr,
+        *,
+        collective: Collective | str = "ring",
+        group: dist.ProcessGroup | None = None,
+        timeout_s: float = 300.0,
+        communicator: CompressedCommunicator | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(model, lr, options.check_compatible, collective, group, timeout_s, communicator)
-        self._options = options
+        chosen = self._options = self.options_class.from_text(options)
+        super().__init__(model, lr, chosen.check_compatible, collective, group, timeout_s, communicator)
         self.counts["step"] = 0
         self.memory |= {"mean": self.zeros(), "square": self.zeros()}
-        self._bits = OneBitMean(self, options.scale)
+        self._bits = OneBitMean(self, chosen.scale)
         self.average_bits_ = self._bits.average_
         self._root: Root | None = None
 
@@ -332,21 +339,8 @@ class OneBitAdam(OneBitOptimizer):
         OptionError: an option is unknown or out of range, or the collective does not work.
     """
 
+    options_class = OneBitAdamOptions
     _options: OneBitAdamOptions
-
-    def __init__(
-        self,
-        model: Trained,
-        lr: float = OneBitOptions.default_lr,
-        *,
-        collective: Collective | str = "ring",
-        group: dist.ProcessGroup | None = None,
-        timeout_s: float = 300.0,
-        communicator: CompressedCommunicator | None = None,
-        **options: Any,
-    ) -> None:
-        chosen = OneBitAdamOptions.from_text(options)
-        super().__init__(model, lr, chosen, collective, group, timeout_s, communicator)
 
     @override
     def descend(self, gradient: torch.Tensor, lr: float) -> None:

@@ -5,12 +5,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import torch
-import torch.distributed as dist
 from typing_extensions import Doc, override
 
-from collectives.base import Collective
 from collectives.options import Count
-from gradwire.exchange.communicator import CompressedCommunicator
 from gradwire.optim.base import Trained
 from gradwire.optim.flat import add_flat_, flat_of
 from gradwire.optim.onebit import (
@@ -133,31 +130,17 @@ class ZeroOneAdam(OneBitOptimizer):
     Args:
         model: the network, the same on all ranks, or its parameters.
         lr: the learning rate.
-        collective: sums whole gradients; a spec or an instance. Bits take the same connections in any case.
-        group: process group of the ranks; None for the default group.
-        timeout_s: longest wait for any one message, in seconds.
-        communicator: takes the place of the three before; the caller closes it.
-        options: `ZeroOneAdamOptions`.
+        options: `collective`, `group`, `timeout_s` and `communicator` as in `OneBitAdam`, and `ZeroOneAdamOptions`.
 
     Raises:
         OptionError: an option is unknown or out of range, or the collective does not work.
     """
 
+    options_class = ZeroOneAdamOptions
     _options: ZeroOneAdamOptions
 
-    def __init__(
-        self,
-        model: Trained,
-        lr: float = OneBitOptions.default_lr,
-        *,
-        collective: Collective | str = "ring",
-        group: dist.ProcessGroup | None = None,
-        timeout_s: float = 300.0,
-        communicator: CompressedCommunicator | None = None,
-        **options: Any,
-    ) -> None:
-        chosen = ZeroOneAdamOptions.from_text(options)
-        super().__init__(model, lr, chosen, collective, group, timeout_s, communicator)
+    def __init__(self, model: Trained, lr: float = OneBitOptions.default_lr, **options: Any) -> None:
+        super().__init__(model, lr, **options)
         self.counts["lr_sum"] = 0.0  # of the steps since the last exchange
 
     @override

@@ -1,4 +1,4 @@
-"""What the three trainers have in common when they train with local steps."""
+"""Local steps inside a trainer: the hook and optimizers of one rank, saved and loaded together."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from gradwire.local.attach import attach_local
 
 
 class RankTraining:
-    """What one rank trains with local steps: the hook, and the optimizers, whose state differs between ranks.
+    """The hook and the optimizers of one rank; the state of both differs between ranks.
 
     Args:
         model: the network, on its device and in no wrapper.

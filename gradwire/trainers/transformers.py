@@ -7,6 +7,7 @@
 `examples/train_trainer.py` is a complete script.
 """
 
+import abc
 import contextlib
 import copy
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from gradwire.trainers.local import RankTraining
 from gradwire.trainers.rank_files import load_rank, rank_file, save_rank
 
 
-class _RankCallback(TrainerCallback):
+class _RankCallback(TrainerCallback, abc.ABC):
     """Attaches a hook at the beginning of each training, and saves the state of each rank in every checkpoint."""
 
     hook: CompressionHook | LocalHook | None = None
@@ -50,9 +51,9 @@ class _RankCallback(TrainerCallback):
         optimizer: torch.optim.Optimizer = self._trainer.optimizer.optimizer  # inside Accelerate's
         return optimizer
 
+    @abc.abstractmethod
     def _attach(self) -> None:
         """Set `hook` and `_state`."""
-        raise NotImplementedError
 
     @override
     def on_train_begin(
@@ -149,7 +150,7 @@ class GradwireCallback(_RankCallback):
         compressor, collective, options = self._attach_arguments
         wrapped = self._trainer.model_wrapped
         self.hook = self._state = attach(wrapped, compressor, collective, optimizer=self._optimizer, **options)
-        self._trainer.model_wrapped = self._trainer.model  # the next training, whatever ends this one, wraps it anew
+        self._trainer.model_wrapped = self._trainer.model  # the next training wraps it again
 
 
 class GradwireLocalCallback(_RankCallback):

@@ -280,7 +280,7 @@ def test_a_step_that_is_left_out_changes_nothing(inner: str) -> None:
 
 
 def test_a_step_without_gradients_changes_nothing() -> None:
-    """As after `gradwire.attach` has skipped it."""
+    """`gradwire.attach` removes all gradients in a skipped step."""
     model = make_model()
     optimizer = bound("kfac:update_every=1", model, SingleRank())
     backward(model, next(batches(0)))
