@@ -8,12 +8,15 @@ from typing import Any
 
 import pandas as pd
 
-from bench.core.units import format_bytes, format_rate, format_seconds
+from bench.core.units import format_rate, format_seconds
 from bench.report.columns import format_factor, format_points
-from benchmarks.job_error import summarise
-from benchmarks.prose.reference import auto_lost, auto_near_best, auto_on_traces, harder_errors, link_deviation
-from benchmarks.prose.rows import decision, per_cent, points, rows, runs
-from benchmarks.prose.text_links import windows_of_400
+from bench.report.statistics import Effect
+from bench.report.targets import TIME
+from benchmarks.prose import text_links
+from benchmarks.prose.reference import auto_lost, auto_near_best, link_deviation
+from benchmarks.prose.rows import REFERENCE, decision, rows, runs, sooner
+from benchmarks.published.figures import Figure, Gain, SweepRuns
+from benchmarks.published.setups import LINKS, METHODS
 
 Parts = Iterator[tuple[Any, ...]]
 
@@ -51,25 +54,6 @@ def _as_template(line: str) -> tuple[str, ...]:
     return re.sub(figure, "{}", line), *re.findall(figure, line)
 
 
-def deciding() -> Parts:
-    alike = rows("stopping_rule").query("effect == 0")
-    yield "gave at most {:.1f} % at 5 %", 100 * (alike.above + alike.below).max()
-    jobs = summarise(rows("job-error")).set_index("pair").loc[["bf16 / topk", "bf16 / group_topk", "bf16 / powersgd"]]
-    between, within = (100 * jobs[f"deviation_{name}"] for name in ("of_jobs", "expected_from_blocks"))
-    yield "deviated by {:.0f} % (`topk`), {:.0f} % (`group_topk`) and {:.0f} % (`powersgd`) in their ratio", *between
-    yield "the spread of blocks within a job suggests ({:.0f}, {:.0f} and {:.0f} %)", *within
-    yield "Other work took at most {:.0f} % of the cores", 100 * jobs.largest_other_cpu_share.max()
-    found = rows("decision-error")
-    yield "at most {:.1f} % of {} decisions were wrong", 100 * found.wrong.max(), found.decisions.iloc[0]
-    faster = found.query("factor == 1.5 and job_error == 0.02")
-    yield (
-        "found by the sixth seed in at least {:.0f} % of decisions if jobs deviate by 2 % and seeds by 5 %, and in "
-        "{:.0f} % with three methods and seeds that deviate by 10 %",
-        100 * faster[faster.spread <= 0.05].by_sixth.min(),
-        100 * faster.query("candidates == 3 and spread == 0.1").by_sixth.min(),
-    )
-
-
 def training_images() -> Parts:
     yield "`digits`, has {} training images", runs("five-methods").train_size.iloc[0]
 
@@ -87,27 +71,6 @@ def measuring() -> Parts:
     )  # fmt: skip
 
 
-def auto() -> Parts:
-    own = rows("auto-avx2").query("part == 'links' and turn >= 0")
-    times = own.pivot(index=["model", "link", "turn"], columns="method", values="step_s")
-    ratio = (times["auto"] / times["bf16"]).groupby(["model", "link"]).median()
-    chosen = own[own.method == "auto"].groupby(["model", "link"]).chosen.agg(lambda each: each.mode()[0].split()[0])
-    links = {"10mbit": "10 Mbit/s", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s"}
-    shown = (("resnet18", "10mbit"), ("resnet18", "1gbit"), ("small_cnn", "100mbit"), ("small_cnn", "1gbit"))
-    for model, link in shown:
-        yield f"| `{model}` | {links[link]} | `{{}}` | {{:.2f}} |", chosen[model, link], ratio[model, link]
-    (near, cases), (near_without, cases_without) = map(auto_near_best, ("auto", "auto-avx2"))
-    yield "fixed pairs in {} of {} cases on one machine, {} of {} on another.", near, cases, near_without, cases_without
-    (slower, most), (faster, most_without) = map(auto_on_traces, ("auto", "auto-avx2"))
-    yield (
-        "On changing links it was at most {:.0f} % behind the best fixed pair; over all three {:.0f} % slower than the "
-        "best on one machine, and {:.0f} % faster on the other.",
-        max(most, most_without), slower, -faster,
-    )  # fmt: skip
-    lost = pd.concat(map(auto_lost, ("auto", "auto-avx2")))
-    yield "on average {:.1f} to {:.1f} points below dense", lost.min(), lost.max()
-
-
 def concepts() -> Parts:
     own = rows("five-methods").query("compressor == 'topk'").groupby("epoch").payload_bytes_per_step.last()
     yield (
@@ -116,101 +79,69 @@ def concepts() -> Parts:
     )
 
 
-def measure_parts() -> Parts:
-    own = rows("collectives-loopback").query("world_size == 2 and size_bytes == 10000000")
-    by_pair = own.set_index(["payload", "collective"])
-    sparse = "group_topk:values=floats,group_size=1024"
-    shown = {"none": ("native", "ring", "pool"), "group_topk": ("allgather", "ring")}
-    for payload, collective in ((payload, name) for payload, names in shown.items() for name in names):
-        row = by_pair.loc[(payload, collective)]
-        messages = "-" if pd.isna(row.messages) else f"{row.messages:.0f}"
-        yield (
-            f"| `{sparse if payload == 'group_topk' else payload}` | `{collective}` |"
-            " {:.2f} ms | {:.2f} GB/s | {:.2f}x | {} | " + messages + " | {} |",
-            1000 * row.time_p50_s, row.busbw_Bps / 1e9, by_pair.time_p50_s["none", "native"] / row.time_p50_s,
-            row.num_wrong, format_bytes(row.bytes_sent),
-        )  # fmt: skip
-
-
-def machines() -> Parts:
-    steps = 1000 * runs("resnet18-h200").set_index("compressor").step_time_s
-    yield (
-        "and `powersgd` (median steps of {:.0f}, {:.0f}, {:.0f}, {:.0f} and {:.0f} ms)",
-        *(steps[name] for name in ("none", "bf16", "topk", "group_topk", "powersgd")),
-    )  # fmt: skip
-
-
-def optimizers() -> Parts:
-    own = runs("muon-dion")
-    for (optimizer, compressor), each in own.groupby(["optimizer", "compressor"]):
-        yield (
-            f"| `{optimizer}` | {{:g}} | `{compressor}` | {{:.0f}} | {{:.1f}} % |",
-            each.lr.iloc[0], each.payload_bytes_per_step.mean() / 1000, 100 * each.test_accuracy.mean(),
-        )  # fmt: skip
-
-
-def predict() -> Parts:
-    errors = 100 * rows("predict-validation").error.abs()
-    yield (
-        "two models, six pairs | {} | median {:.1f} %, 90th percentile {:.1f} %, worst {:.1f} % |",
-        len(errors), errors.median(), errors.quantile(0.9, interpolation="lower"), errors.max(),
-    )  # fmt: skip
-    own = rows("predict-local-steps")
-    by_speed = own.settings.str.contains("steps=auto")
-    for text, kind in (("(chosen, not drawn)", own[~by_speed]), ("one rank three times as slow", own[by_speed])):
-        high = "all too high" if (kind.error > 0).all() else "not all too high"
-        error = 100 * kind.error.abs()
-        yield f"{text} | {{}} | median {{:.1f}} %, worst {{:.1f}} %, {high} |", len(kind), error.median(), error.max()
-    found = harder_errors()
-    yield "| step time with a slow rank | 4 | {:.0f} to {:.0f} % |", *found["slow rank"]
-    yield "| step time on a trace | 4 | {:.0f} to {:.0f} % |", *found["trace"]
-    yield "with bounded staleness | 2 | {:.0f} and {:.0f} % too low |", *found["bounded"]
-    yield "`async_server:mode=asp` | 2 | {:.0f} and {:.0f} % too high |", *found["asp"]
-    less = 100 * (1 - own.cpu_s_per_step / own.predicted_cpu_s_per_step)[~by_speed]
-    yield "because they took {:.0f} % less CPU time than the calibrated step", less.median()
-    rarer = (own.predicted_messages_per_step / own.messages_per_step)[by_speed]
-    yield "exchanged {:.2f} to {:.1f} times more rarely than predicted", rarer.min(), rarer.max()
-
-
-def strategies() -> Parts:
-    own = runs("local-30-steps")
-    small = own[own.model.str.contains("width=48") & (own.lr == 0.003) & own.compressor.str.startswith("group_topk")]
-    bits = small.set_index("strategy").test_bits_per_byte
-    first = windows_of_400().xs("adamw:beta2=0.99,weight_decay=0.1", level="optimizer")
-    yield (
-        "With 1, one needed {:.0f} % more bits per byte than with `outer_lr=2`, and the other {:.0f} % more than with "
-        "`average=senders`",
-        per_cent(bits["local"] / bits["local:outer_lr=2"]), per_cent(first["local"] / first["local:average=senders"]),
-    )  # fmt: skip
-
-
 def virtual_hosts() -> Parts:
     yield "Medians of its rates, delays and losses were within {} % of the settings", link_deviation()
     busy = rows("links").query("rate_bps == 1e8 and loss_ratio == 0").forwarder_cpu_share
     yield "It takes about {:.0f} % of a core at 100 Mbit/s", 100 * busy.median()
 
 
+def answer() -> Parts:
+    """The demo's answer in one sentence."""
+    found = {each["method"]: each for each in decision("demo/decision")["decisions"]}
+    yield "`group_topk` reached the target {} times sooner", format_factor(found["group_topk"]["factor"])
+
+
+def auto() -> Parts:
+    near, near_without = map(auto_near_best, ("auto", "auto-avx2"))
+    yield "of six fixed pairs in {} of {} cases on one machine, {} of {} on another", *near, *near_without
+    lost = pd.concat(map(auto_lost, ("auto", "auto-avx2")))
+    yield "on average {:.1f} to {:.1f} points below dense", lost.min(), lost.max()
+
+
+def predict() -> Parts:
+    errors = 100 * rows("predict-validation").error.abs()
+    yield "the median error was {:.1f} %, the largest {:.1f} %", errors.median(), errors.max()
+
+
 def workloads() -> Parts:
-    own = runs("partitions")
-    for partition, of_partition in own.groupby("partition"):
-        scores = {name: each.test_accuracy for name, each in of_partition.groupby("compressor")}
-        cells = []
-        for name in ("powersgd", "group_topk"):
-            change = points(scores["bf16"], scores[name])
-            cells += [100 * scores[name].mean(), 100 * scores[name].std(), change.value, change.low, change.high]
-        yield (
-            f"| `{partition}` |" + " {:.2f} | {:.1f} ± {:.1f} |" + " {:.1f} ± {:.1f}: {:+.1f} [{:+.1f}, {:+.1f}] |" * 2,
-            of_partition.label_skew.mean(), 100 * scores["bf16"].mean(), 100 * scores["bf16"].std(), *cells,
-        )  # fmt: skip
     yield "{:.3f} bits per byte (measured)", runs("gpt-stdlib").test_bits_per_byte.iloc[0]
 
 
-def your_script() -> Parts:
-    own = rows("hook-memory").set_index("compressor")
+def methods() -> Parts:
+    """The table of measured results."""
+    together = SweepRuns.read(REFERENCE / "published/together.csv")
+    accuracy = runs("published/together").groupby(["compressor", "uplink_bps"]).test_accuracy.mean()
+    patent = "group_topk:preset=patent"
+    for link, rate in LINKS.items():
+        ours, bf16 = ({**METHODS[name], **rate} for name in ("Group-TopK, patent", "bf16"))
+        found = Gain(which=ours, than=bf16, metric=TIME).of(together)
+        verdict = "faster" if found.low and found.low > 1 else "open"
+        lost = 100 * (accuracy[patent, rate["uplink_bps"]] - accuracy["bf16", rate["uplink_bps"]])
+        yield (
+            f"| {link} | `{patent}` on `ring` | {{}}x [{{}}, {{}}] {verdict} | {{:+.1f}} points |",
+            *_factors(found),
+            lost,
+        )
+    of_method = runs("five-methods").groupby("compressor")
+    times = {name: own.set_index("seed").time_to_target_s for name, own in of_method}
+    own_accuracy = of_method.test_accuracy.mean()
     yield (
-        "{:.1f} times the gradient's size above DDP without a hook for `none`, and up to {:.1f} more for the others.",
-        own.peak_above_ddp["none"], own.peak_above_none.max(),
+        "| 2 | 50 Mbit/s | `powersgd` | {}x [{}, {}] faster | {:+.1f} points |",
+        *_factors(sooner(times["bf16"], times["powersgd"])), 100 * (own_accuracy["powersgd"] - own_accuracy["bf16"]),
     )  # fmt: skip
-    held = own[own.nbytes > 0]
-    off = (held.in_use_above_ddp / held.nbytes - 1).abs().max()
-    yield "these sums are within {:.0f} % of what the C library", 100 * off
+    trained = text_links.methods("text-links")
+    for link, shown, written, method in (
+        ("10mbit", "10 Mbit/s", "local:steps=4 muon topk:ratio=0.1,values=two_magnitudes", text_links.SPARSE_TOPK),
+        ("50mbit", "50 Mbit/s", "local:steps=4 muon group_topk:ratio=0.1,values=two_magnitudes", text_links.SPARSE),
+        ("1gbit", "1 Gbit/s", "local:steps=4 muon group_topk:ratio=0.1,values=two_magnitudes", text_links.SPARSE),
+    ):
+        found = text_links.decided(link)[written]
+        yield (
+            f"| {shown} | `{written}`" + " | {}x [{:.2g}, {:.2g}] {} | {:+.1f} % bits per byte |",
+            format_factor(found["factor"]), found["low"], found["high"], found["verdict"],
+            text_links.change(trained[method], trained[text_links.ADAMW]),
+        )  # fmt: skip
+
+
+def _factors(found: Effect | Figure) -> list[str]:
+    return [format_factor(figure) for figure in (found.value, found.low, found.high) if figure is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from benchmarks.prose import docs, heterogeneous, reference, text_links
+from benchmarks.prose import docs, guides, heterogeneous, reference, text_links
 from benchmarks.prose.sentences import Sentence
 
 # What writes the templates and figures of each page: see `Sentence`.
@@ -13,19 +13,14 @@ PAGES: Mapping[str, tuple[Callable[[], Iterator[tuple[Any, ...]]], ...]] = {
     "README.md": (docs.demo, docs.training_images),
     "docs/auto.md": (docs.auto,),
     "docs/concepts.md": (docs.concepts,),
-    "docs/decide.md": (docs.demo, docs.deciding),
-    "docs/index.md": (docs.demo,),
-    "docs/machines.md": (docs.machines,),
-    "docs/measure-parts.md": (docs.measure_parts,),
+    "docs/index.md": (docs.answer,),
     "docs/measuring.md": (docs.measuring,),
-    "docs/optimizers.md": (docs.optimizers,),
+    "docs/methods.md": (docs.methods,),
     "docs/predict.md": (docs.predict,),
-    "docs/quickstart.md": (docs.demo,),
-    "docs/strategies.md": (docs.strategies,),
     "docs/virtual-hosts.md": (docs.virtual_hosts,),
     "docs/workloads.md": (docs.workloads,),
-    "docs/attach.md": (docs.your_script,),
     "results/reference/README.md": (reference.sentences,),
+    "results/reference/guides.md": (guides.sentences,),
     "results/reference/heterogeneous.md": (heterogeneous.sentences,),
     "results/reference/text-links.md": (text_links.sentences,),
 }

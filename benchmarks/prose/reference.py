@@ -306,12 +306,6 @@ def predictions() -> Parts:
         "at the 90th percentile and {:.1f} % at most.",
         len(errors), errors.median(), errors.quantile(0.9, interpolation="lower"), errors.max(),
     )  # fmt: skip
-    found = harder_errors()
-    yield (
-        "{:.0f} and {:.0f} % (samples per second) for servers with bounded staleness, {:.0f} and {:.0f} % too fast "
-        "without a bound, {:.0f} to {:.0f} % with a slow rank, and {:.0f} to {:.0f} % on changing links.",
-        *found["bounded"], *found["asp"], *found["slow rank"], *found["trace"],
-    )  # fmt: skip
 
 
 def harder_errors() -> dict[str, tuple[float, float]]:

@@ -115,12 +115,11 @@ def _saved(own: pd.DataFrame, found: Mapping[tuple[str, str, str], pd.DataFrame]
 
 
 def times() -> Parts:
-    of_link = {link: decision(f"text-links-{link}")["decisions"] for link in LINKS}
-    decided = {link: {_plain(each["method"]): each for each in several} for link, several in of_link.items()}
+    of_link = {link: decided(link) for link in LINKS}
     seconds = [rows(f"text-links-{link}").query("method == 'bf16'").time_to_target_s.mean() for link in LINKS]
     yield "| `bf16`, AdamW: the baseline |" + " {:.0f} s |" * 3, *seconds
-    for method in decided["10mbit"]:
-        cells = [_verdict(decided[link][method]) for link in LINKS]
+    for method in of_link["10mbit"]:
+        cells = [_verdict(of_link[link][method]) for link in LINKS]
         figures = [figure for _, several in cells for figure in several]
         yield " | ".join((f"| `{method}`", *(cell for cell, _ in cells), "")), *figures
     yield "there a whole run of `bf16` takes {:.0f} and {:.0f} minutes", seconds[1] / 60, seconds[0] / 60
@@ -133,6 +132,11 @@ def times() -> Parts:
     )  # fmt: skip
 
 
+def decided(link: str) -> dict[str, dict[str, Any]]:
+    """Return what `bench decide` found on a link, by method as the page names it."""
+    return {_plain(each["method"]): each for each in decision(f"text-links-{link}")["decisions"]}
+
+
 _NUMBERS = {3: "three", 4: "four", 5: "five", 6: "six"}
 
 
@@ -140,11 +144,11 @@ def _plain(method: str) -> str:
     return " ".join(map(_short, method.split()))
 
 
-def _verdict(decided: Mapping[str, Any]) -> tuple[str, list[Any]]:
+def _verdict(found: Mapping[str, Any]) -> tuple[str, list[Any]]:
     """Return a cell of the table and its figures."""
-    if decided["factor"] is None:
-        return decided["verdict"], []
-    figures = [format_factor(decided["factor"]), decided["low"], decided["high"], decided["verdict"]]
+    if found["factor"] is None:
+        return found["verdict"], []
+    figures = [format_factor(found["factor"]), found["low"], found["high"], found["verdict"]]
     return "{}x [{:.2g}, {:.2g}] {}", figures
 
 

@@ -84,7 +84,7 @@ SHOWN = [command for command in commands("compare") if "results/reference/" in c
 
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 130
-    assert len(README.split()) <= 1100
+    assert len(README.split()) <= 1000
 
 
 def test_the_table_of_options_is_that_of_the_program() -> None:
