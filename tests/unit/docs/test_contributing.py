@@ -40,6 +40,7 @@ LONG = {
     ("bench/train/worker.py", "run"),
     ("compressors/kernels/selection.py", "send_groups"),
 }
+PACKAGES = ("bench", "gradwire", "compressors", "collectives")
 # Folders that can be removed without breaking anything else.
 OF_EXTENSIONS = {"bench/extensions/", "compressors/auto/", "tests/extensions"}
 LAYERS = layers_of_shapes((7, 10), (33,), (1,))
@@ -166,6 +167,19 @@ def test_the_table_says_what_must_be_written() -> None:
         assert set(always) == set().union(*map(registry.required_of, bases)), folder
         assert set(sometimes) <= {*members, *members_of(BoundCollective)}, folder
         assert count == f"{len(always)} of {len(members)}", folder
+
+
+def test_the_layers_name_every_folder() -> None:
+    rows = re.findall(r"^\| (`[a-z.]+`.*?) \| (.*) \|$", DESIGN.partition("## How things flow")[0], re.MULTILINE)
+    named = {"bench/"}
+    for layers, content in rows:
+        for layer in re.findall(r"`([a-z.]+)`", layers):
+            folder = f"{layer.replace('.', '/')}/"
+            named |= {folder, *(folder + within for within in re.findall(r"`([a-z/]+/)`", content))}
+    files = [file.relative_to(ROOT) for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    folders = {f"{file.parent}/" for file in files}
+    assert folders <= named
+    assert {folder for folder in named - folders if not folder.startswith(tuple(OF_EXTENSIONS))} == set()
 
 
 def test_every_file_that_is_named_exists() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 import re
@@ -85,6 +86,24 @@ SHOWN = [command for command in commands("compare") if "results/reference/" in c
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 130
     assert len(README.split()) <= 1000
+
+
+def test_the_guides_are_short() -> None:
+    guides = [page for folder in ("", "extend", "strategies") for page in (DOCS / folder).glob("*.md")]
+    lists = {DOCS / "columns.md", DOCS / "options.md"}
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in guides if page not in lists) <= 30_000
+
+
+def test_no_table_that_a_command_prints_stands_twice() -> None:
+    fences = "\n".join(page.read_text(encoding="utf-8") for page in DOCUMENTS)
+    printed = [
+        line
+        for block in re.findall(r"^```console\n(.*?)^```", fences, re.DOTALL | re.MULTILINE)
+        for line in block.splitlines()
+    ]
+    rows = [line for line in printed if re.search(r"\w {3,}\S.* {2,}\S", line)]
+    assert len(rows) > 40
+    assert [row for row, times in collections.Counter(rows).items() if times > 1] == []
 
 
 def test_the_table_of_options_is_that_of_the_program() -> None:
