@@ -11,7 +11,8 @@ rounds of the slowest rank's seconds and of the ranks' mean CPU seconds.
     python benchmarks/exchange.py --break-even [--against CHECKOUT]  # two hosts, a core each: where bf16 is faster
 
 `link_ms` is the time that the busiest host's frames occupy the link, `of_link` its share of the exchange, and `ratio`
-the median over rounds of the time relative to the first method's. The rows replace those of the same mode in `--csv`.
+the median over rounds of the time relative to the first method's. `of_before` is the geometric mean over rounds of the
+time relative to that of the other checkout, with its 95 % interval. The rows replace those of the same mode in `--csv`.
 """
 
 from __future__ import annotations
@@ -142,6 +143,7 @@ def run_scene(scene: Scene, checkouts: dict[str, Path], options: argparse.Namesp
     """Start the hosts, each with one process per checkout, and read their measurements."""
     from bench.hosts.cluster import Cluster, HostLink
     from bench.hosts.virtual_network import VirtualNetwork
+    from bench.report.statistics import estimate
 
     link = HostLink(name="host", uplink_bps=scene.rate_bps, downlink_bps=scene.rate_bps)
     cluster = Cluster.uniform(scene.hosts, link=link)
@@ -166,8 +168,14 @@ def run_scene(scene: Scene, checkouts: dict[str, Path], options: argparse.Namesp
         if failed:
             raise SystemExit(f"a host failed with exit code {failed[0]}")
         rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    seconds = {(row["way"], row["checkout"]): row["seconds"] for row in rows}
     first: list[float] = []
     for row in rows:  # in the order of the groups; ratios are relative to the first method of the group
+        if row["checkout"] == "now" and (before := seconds.get((row["way"], "before"))):
+            found = estimate([math.log(own / old) for own, old in zip(row["seconds"], before, strict=True)])
+            row["of_before"], row["of_before_low"], row["of_before_high"] = map(
+                math.exp, (found.mean, found.low, found.high)
+            )
         if (row["way"], row["checkout"]) in ((group[0], "now") for group in scene.groups):
             first = row["seconds"]
         row["ratio"] = statistics.median(own / base for own, base in zip(row.pop("seconds"), first, strict=True))
@@ -179,14 +187,15 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     parts = [name for name in rows[0] if name.startswith("cpu_ms ")]
-    table = Table(
-        "hosts", "link", "method", "ms", "ratio", "link ms", "CPU ms", *(p.removeprefix("cpu_ms ") for p in parts)
-    )
+    names = [p.removeprefix("cpu_ms ") for p in parts]
+    table = Table("hosts", "link", "method", "ms", "ratio", "of before", "link ms", "CPU ms", *names)
     for row in rows:
         label = row["way"] + ("" if row["checkout"] == "now" else f" ({row['checkout']})")
         figures = [f"{row[name]:.1f}" for name in ("link_ms", "cpu_ms", *parts)]
         rate = f"{row['rate_bps'] / 1e6:g} Mbit/s"
-        table.add_row(str(row["hosts"]), rate, label, f"{row['ms']:.1f}", f"{row['ratio']:.2f}", *figures)
+        low, high = row.get("of_before_low"), row.get("of_before_high")
+        of_before = f"{row['of_before']:.3f} [{low:.3f}, {high:.3f}]" if low else ""
+        table.add_row(str(row["hosts"]), rate, label, f"{row['ms']:.1f}", f"{row['ratio']:.2f}", of_before, *figures)
     Console(width=200).print(table)
 
 

@@ -150,7 +150,7 @@ def check_inputs(inputs: torch.Tensor, found: str) -> None:
         )
 
 
-class Quality(NamedTuple):
+class Evaluation(NamedTuple):
     """A model's mean loss per prediction, in nats, and the share of right predictions, 0 to 1, on some samples."""
 
     loss: float
@@ -250,7 +250,7 @@ def evaluate(
     device: torch.device,
     group: dist.ProcessGroup | None = None,
     on_batch: Callable[[], object] = lambda: None,
-) -> list[Quality]:
+) -> list[Evaluation]:
     """Return the model's mean loss and accuracy on each set of samples; the results are the same on every rank.
 
     The model is evaluated with running statistics pooled over ranks, and left in training mode with this rank's own:
@@ -271,7 +271,7 @@ def evaluate(
     pool_running_statistics_(model, group)
     numel = dataset.dummy_batch(1, "meta").numel()
     size = max(1, min(EVALUATION_BATCH, EVALUATION_BATCH * 3 * IMAGE_SIZE**2 // numel))
-    qualities = []
+    evaluations = []
     model.eval()
     for samples in parts:
         if samples.targets.dim() > 1:
@@ -289,8 +289,8 @@ def evaluate(
         totals = totals.to(device)
         dist.all_reduce(totals, group=group)
         loss, accuracy = (totals / samples.num_predictions).tolist()
-        qualities.append(Quality(loss=loss, accuracy=accuracy))
+        evaluations.append(Evaluation(loss=loss, accuracy=accuracy))
     model.train()
     for buffer, own in own_buffers:
         buffer.copy_(own)
-    return qualities
+    return evaluations

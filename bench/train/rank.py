@@ -1,9 +1,12 @@
-"""Functions that every rank process uses: its main function, device, process group, error file and exit."""
+"""Functions that every rank process uses: main function, device, scheduling, process group, error file, exit."""
 
 import contextlib
+import ctypes
 import datetime
 import importlib
 import os
+import platform
+import struct
 import sys
 import time
 import traceback
@@ -154,6 +157,52 @@ def set_up_device(name: str, threads: int) -> torch.device:
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.allow_tf32 = False  # the rows state fp32
     return device
+
+
+def training_device(config: RanksConfig) -> torch.device:
+    """Set up this rank's device for training, with the scheduling that suits ranks that share cores; return it."""
+    if config.device == "cpu":
+        use_batch_scheduling()
+    return set_up_device(config.device, config.threads)
+
+
+_SLICE_S = 0.02
+
+_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274, "riscv64": 274, "armv7l": 380}  # number of the system call
+_SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority, runtime, deadline, period
+
+
+def use_batch_scheduling() -> None:
+    """Request batch scheduling and long time slices for the calling thread and all threads that it starts later.
+
+    Only the order of work changes, not its result. If the run was started with another policy (`chrt --idle`), that
+    policy stays. If the kernel refuses or is not Linux, scheduling stays as it is, and a message is printed on stderr
+    (the rank's log).
+    """
+    number = _SCHED_SETATTR.get(platform.machine()) if sys.platform == "linux" else None
+    if number is None:
+        print(
+            "batch scheduling is not supported on this platform; ranks that share cores interrupt each other",
+            file=sys.stderr,
+        )
+        return
+    if os.sched_getscheduler(0) not in (os.SCHED_OTHER, os.SCHED_BATCH):
+        return
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    attributes = _SCHED_ATTR.pack(_SCHED_ATTR.size, os.SCHED_BATCH, 0, nice, 0, round(_SLICE_S * 1e9), 0, 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(number, 0, ctypes.c_char_p(attributes), 0):
+        reason = os.strerror(ctypes.get_errno())
+        print(
+            f"the kernel refused batch scheduling ({reason}); ranks that share cores interrupt each other",
+            file=sys.stderr,
+        )
+
+
+def return_memory() -> None:
+    """Return freed memory to the kernel, where glibc can; otherwise it stays with the process."""
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def device_time(device: torch.device) -> float:

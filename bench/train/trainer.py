@@ -14,7 +14,7 @@ from bench.core.config.syntax import LrScaling
 from bench.core.processes import own_rank
 from bench.datasets.base import Dataset, Samples
 from bench.strategies.base import Batch, BoundStrategy, SaveState
-from bench.train.data import Batches, Quality, RankData, check_inputs, evaluate
+from bench.train.data import Batches, Evaluation, RankData, check_inputs, evaluate
 from bench.train.record import Recorder
 from compressors.layer import Step
 from gradwire.exchange.report import StepReport
@@ -351,7 +351,7 @@ class Trainer:
             return "running"
         # Within an epoch only the test set is evaluated, because the other samples can take longer than the training.
         is_within_epoch = not isinstance(self.config.eval_every, int) and self.step % self.steps_per_epoch != 0
-        test, *train = self._qualities(
+        test, *train = self._evaluations(
             [self.data.test] if is_within_epoch else [self.data.test, self.data.train_sample]
         )
         is_text = self.dataset.task.metric == "test_bits_per_byte"
@@ -359,7 +359,7 @@ class Trainer:
         has_reached = self.config.stop_at_target and self.config.reaches_target(test.accuracy, bits_per_byte)
         is_last = self.step >= self.total_steps or has_reached
         if is_last and not train:
-            train = self._qualities([self.data.train_sample])
+            train = self._evaluations([self.data.train_sample])
         status = "ok" if is_last else "running"
         self.recorder.record_evaluation(
             columns={
@@ -392,7 +392,7 @@ class Trainer:
             "cpu_s_per_step": sum(step.cpu_s for step in times) / len(times) if times else None,
         }
 
-    def _qualities(self, parts: Sequence[Samples]) -> list[Quality]:
+    def _evaluations(self, parts: Sequence[Samples]) -> list[Evaluation]:
         return evaluate(
             self.strategy.model, parts, self.dataset, self.device, self.strategy.loop, self.recorder.progress.repeat
         )

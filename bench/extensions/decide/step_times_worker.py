@@ -19,17 +19,14 @@ from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
-from bench.datasets.base import Dataset
 from bench.extensions.decide.step_times import PRECISION, StepTimesConfig
-from bench.models.base import seeded_network
 from bench.report.statistics import estimate
-from bench.strategies.base import BoundStrategy, Setup
+from bench.strategies.base import BoundStrategy
 from bench.train.data import RankData
-from bench.train.rank import end_process, link_rates, process_group, rank_main, set_up_device
+from bench.train.rank import end_process, process_group, rank_main, training_device
 from bench.train.record import Recorder
+from bench.train.session import components, parts_of
 from bench.train.trainer import Diverged, Trainer
-from bench.train.worker import parts_of, use_batch_scheduling
-from collectives.direct import on_links
 from collectives.options import OptionError
 from collectives.transport.base import TransportError
 from collectives.transport.process_group import gather_json
@@ -52,16 +49,10 @@ class TimedMethod:
 
     def __init__(self, config: RunConfig, folder: RunFolder, starts: list[int], device: torch.device) -> None:
         config = dataclasses.replace(config, eval_every=0.0)  # an evaluation waits for what is sent in the background
-        dataset: Dataset = spec.build("datasets", config.filled["dataset"])
-        model = seeded_network(config.filled["model"], dataset, config.seed).to(device)
-        kinds = ("compressor", "collective", "optimizer")
-        parts = {kind: spec.build(f"{kind}s", config.filled[kind]) for kind in kinds}
-        parts["collective"] = on_links(parts["collective"], link_rates(config))
-        self.strategy: BoundStrategy = spec.build("strategies", config.filled["strategy"]).bind(
-            Setup(config=config, model=model, device=device, **parts)
-        )
+        dataset, setup = components(config, device)
+        self.strategy: BoundStrategy = spec.build("strategies", config.filled["strategy"]).bind(setup)
         # Steps after which a step does the same again.
-        self.interval = math.lcm(self.strategy.interval * parts["compressor"].traits.period, parts["optimizer"].period)
+        self.interval = math.lcm(self.strategy.interval * setup.compressor.traits.period, setup.optimizer.period)
         # Counts steps and reports progress as in a run, because that takes time too; it writes no rows.
         self._recorder = Recorder(config, folder, self.strategy, time.time())
         self._trainer = Trainer(
@@ -96,9 +87,7 @@ class TimedMethod:
 
 def run(config: StepTimesConfig, folder: RunFolder) -> None:
     """Time every method at every level in blocks of random order, until all means are precise or the time is over."""
-    device = set_up_device(config.device, config.threads)
-    if device.type == "cpu":
-        use_batch_scheduling()
+    device = training_device(config)
     with process_group(device, config.timeout_s):
         methods = [
             TimedMethod(RunConfig(**each), folder, starts, device)

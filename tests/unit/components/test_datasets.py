@@ -21,7 +21,8 @@ from bench.core.errors import UsageError
 from bench.core.run_folder import RunFolder, write_json
 from bench.datasets.base import Dataset, DatasetError, Samples
 from bench.datasets.built_in import Digits, _axes, _two_colours
-from bench.train.worker import parts_of, prepare
+from bench.train.session import parts_of
+from bench.train.worker import prepare
 from tests.testing.configs import make_config
 
 NOWHERE = Path(__file__) / "nowhere"  # a file has no children
