@@ -46,7 +46,7 @@ class Runs:
     rows: pd.DataFrame = dataclasses.field(repr=False)
 
 
-@takes_options
+@takes_options(RunConfig)
 def run(
     *,
     compressor: str | Sequence[str] | None = None,

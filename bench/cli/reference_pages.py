@@ -15,7 +15,6 @@ import typer
 from bench.api.keywords import KEYWORDS
 from bench.cli.run import run
 from bench.core.config.configuration import CommandOption
-from bench.core.config.run import RunConfig
 from bench.core.schema import LAYERS, LINKS, METRICS, PARTITION, Column
 from collectives.options import value_text
 
@@ -135,10 +134,7 @@ def columns_page() -> str:
 
 def keyword_types() -> str:
     """Return the whole text of bench/api/run_options.py."""
-    options = {option.name: option for option in RunConfig.options()}
-    lines = [
-        f"    {keyword}: {_type_text(options[name])}" for keyword, name in KEYWORDS.items() if keyword != "compressor"
-    ]
+    lines = [f"    {keyword}: {_type_text(each)}" for keyword, each in KEYWORDS.items() if keyword != "compressor"]
     return "\n".join([_KEYWORD_TYPES, *lines, ""])
 
 

@@ -12,7 +12,7 @@ from bench.core.schema import Column
 from bench.report.anytime import Conclusion
 from bench.report.columns import COLUMNS_BY_NAME, find_column, find_metric
 from bench.report.groups import SETTINGS, Condition, RunGroup, group_runs, select
-from bench.report.quality import Quality
+from bench.report.quality import SAME_CHANGE, Metric
 from bench.report.statistics import Effect, SeedRule, holm, improvement, judge
 from bench.report.store import Row, Run, collect_runs, one_per_seed
 from bench.report.targets import (
@@ -40,6 +40,7 @@ _SPEED_UNITS = ("s", "samples/s")
 ComparisonVerdict = Literal[
     "baseline", "faster", "slower", "better", "worse", "higher", "lower", "same", "unclear", "failed"
 ]
+_Words = tuple[ComparisonVerdict, ComparisonVerdict]  # of an effect above what is the same, and of one below
 BETTER, WORSE = ("faster", "better", "higher"), ("slower", "worse", "lower")
 
 
@@ -49,7 +50,7 @@ class Finding:
 
     Attributes:
         effect: the factor by which the candidate is better or, for the quality of the models, the change from baseline
-            to candidate as `Quality` defines it; None if either side has no value.
+            to candidate as `Metric` defines it; None if either side has no value.
         p: p-value of the effect, adjusted for the number of candidates and targets; None if it cannot be tested.
         verdict: the conclusion that the seeds allow.
         held_back: True if the verdict is "unclear" because seeds missed the target or diverged, so that more seeds
@@ -108,7 +109,7 @@ class Comparison:
     metric: Column
     by: tuple[str, ...]
     targets: list[Target]
-    quality: Quality
+    quality: Metric
     rows: list[ComparedRow]
     unfinished: list[Run]
     repeated: list[Run]
@@ -322,7 +323,7 @@ def _compared(
     baseline: RunGroup,
     candidates: Sequence[RunGroup],
     metric: Column,
-    quality: Quality,
+    quality: Metric,
     to_reach: Sequence[Target],
     rule: SeedRule,
 ) -> list[ComparedRow]:
@@ -339,7 +340,8 @@ def _compared(
         else None
         for each in candidates
     ]
-    accuracy = _findings(candidates, changes, same=quality.same, words=quality.verdicts, forbids=divergence_forbids)
+    of_quality: _Words = ("higher", "lower") if quality.higher_is_better else ("worse", "better")
+    accuracy = _findings(candidates, changes, same=SAME_CHANGE, words=of_quality, forbids=divergence_forbids)
     first, *others = to_reach
     gains = (
         accuracy if metric.name == quality.column else _gains(baseline, candidates, metric, first, len(to_reach), rule)
@@ -385,9 +387,7 @@ def _gains(
     baseline: RunGroup, candidates: Sequence[RunGroup], metric: Column, target: Target, tables: int, rule: SeedRule
 ) -> list[Finding]:
     # The metric is not the quality. With several targets, ``tables`` is their number.
-    words: tuple[ComparisonVerdict, ComparisonVerdict] = (
-        ("faster", "slower") if metric.unit in _SPEED_UNITS else ("better", "worse")
-    )
+    words: _Words = ("faster", "slower") if metric.unit in _SPEED_UNITS else ("better", "worse")
     if metric.name not in TO_TARGET:
         effects = [
             improvement(
@@ -428,7 +428,7 @@ def _findings(
     effects: Sequence[Effect | None],
     *,
     same: tuple[float, float],
-    words: tuple[ComparisonVerdict, ComparisonVerdict],
+    words: _Words,
     tables: int = 1,
     forbids: Callable[[ComparisonVerdict, int], bool] = lambda verdict, number: False,
 ) -> list[Finding]:

@@ -98,9 +98,10 @@ def page(
     versions, commands, unread = _environments(environment_files)
     models, datasets, links = (_values(results.rows, name) for name in ("model", "dataset", "uplink_bps"))
     machines = collections.Counter(tuple(run[name] for name in _MACHINE) for run in collect_runs(results.rows))
+    over = f" over links of {links}" if links else ""
     return Page(
         question=f"Will compressing gradients make the training of {models or 'the model'} on "
-        f"{datasets or 'the data'} finish sooner{f' over links of {links}' if links else ''}, {results.quality.kept}?",
+        f"{datasets or 'the data'} finish sooner{over}, with no worse {results.quality.noun}?",
         sections=sections,
         figures=figures,
         not_drawn=not_drawn,
@@ -163,7 +164,9 @@ def _section(label: str, rows: Sequence[Row], baseline: str | None) -> Section:
     ok = [run for run in runs if run.ended_well]
     quality = quality_of(run.last_known for run in runs)
     columns = {"time_to_target_s": quality.target_column, "samples_per_s": "samples_per_s"}
-    measured = [metric for metric, column in columns.items() if any(run[column] is not None for run in ok)]
+    measured = [
+        metric for metric, column in columns.items() if any(run.last_known.get(column) is not None for run in ok)
+    ]
     compared = [compare(rows, baseline=baseline, metric=metric) for metric in measured or [quality.column]]
     tables = [comparison_table(comparison).without_empty_columns() for comparison in compared]
     before = f"{label}: " if label else ""

@@ -12,8 +12,8 @@ values contain the true mean far less often than 95 % of the time.
 import dataclasses
 import math
 import os
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Self
 
 from bench.report import anytime
 from bench.report.anytime import Conclusion
@@ -81,6 +81,11 @@ class Effect:
     low: float | None
     high: float | None
     p: float | None
+
+    def on_scale(self, function: Callable[[float], float]) -> Self:
+        """Return the effect with a rising function applied to its value and bounds."""
+        low, high = (None if bound is None else function(bound) for bound in (self.low, self.high))
+        return dataclasses.replace(self, value=function(self.value), low=low, high=high)
 
 
 def estimate(values: Sequence[float]) -> MeanEstimate | None:
@@ -181,10 +186,7 @@ def improvement(
         return None
     logs = [[math.log(value) for value in values] for values in (baseline, candidate)]
     effect = difference(*(logs if higher_is_better else logs[::-1]), paired=paired, counted=counted, rule=rule)
-    if effect is None:
-        return None
-    low, high = (None if bound is None else _factor(bound) for bound in (effect.low, effect.high))
-    return Effect(value=_factor(effect.value), low=low, high=high, p=effect.p)
+    return effect.on_scale(_factor) if effect else None
 
 
 def holm(p_values: Sequence[float | None], *, tables: int = 1) -> list[float | None]:

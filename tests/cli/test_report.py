@@ -20,7 +20,7 @@ def test_one_file_holds_everything(tmp_path: Path) -> None:
     assert "warning: topk: run from a checkout with uncommitted changes" in answer.error
     text = out.read_text(encoding="utf-8")
     question, verdict = answer.out.splitlines()
-    assert question.endswith("without losing accuracy?")
+    assert question.endswith("with no worse accuracy?")
     assert question in text
     assert verdict in text
     assert "bench run --seeds 1-3" in text

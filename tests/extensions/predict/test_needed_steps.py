@@ -122,5 +122,5 @@ def test_a_text_has_its_target_in_bits_per_byte() -> None:
     text = {"target_accuracy": None, "target_bits_per_byte": 2.1}
     rows = run("a", 4, 100, **text) + run("b", 4, 300, **text) + run("c", 4, None, **text)
     assert needed(rows, 4) == NeededSteps(
-        steps=300, said="steps to 2.10 bits per byte: median of 3 run(s) with 4 ranks", of_epochs=True
+        steps=300, said="steps to 2.1 bits per byte: median of 3 run(s) with 4 ranks", of_epochs=True
     )

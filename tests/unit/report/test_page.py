@@ -138,7 +138,7 @@ def test_each_link_is_judged_by_itself(tmp_path: Path) -> None:
     assert [(section.label, section.answer) for section in content.sections] == [
         (
             "uplink_bps=10 Mbit/s",
-            "Yes: topk:ratio=0.01 + allgather is faster than none + native, and not less accurate.",
+            "Yes: topk:ratio=0.01 + allgather is faster than none + native, and no worse in accuracy.",
         ),
         ("uplink_bps=1 Gbit/s", "No: no row is faster than none + native."),
     ]
@@ -148,7 +148,7 @@ def test_each_link_is_judged_by_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("candidate", "answer"),
     [
-        ({"samples_per_s": [300, 301, 302], "accuracy": [0.80, 0.81, 0.80]}, "Perhaps: .* but less accurate, or"),
+        ({"samples_per_s": [300, 301, 302], "accuracy": [0.80, 0.81, 0.80]}, "Perhaps: .* but worse in accuracy, or"),
         ({"samples_per_s": [300]}, "These runs do not show whether .* is faster than none [+] native[.]"),
         ({"samples_per_s": [100, 101, 102]}, "No: no row is faster"),
         ({"samples_per_s": [300], "status": "failed"}, "These runs do not show whether .* is faster than none"),
@@ -197,8 +197,7 @@ def test_the_evidence_names_factor_and_points(tmp_path: Path) -> None:
     ]
     (section,) = page(results(tmp_path, rows), [], []).sections
     assert section.evidence == [
-        "topk:ratio=0.01 + allgather: faster, 2.98x [2.92x, 3.05x]; accuracy lower, -7.0 [-8.1, -5.9] percentage "
-        "points.",
+        "topk:ratio=0.01 + allgather: faster, 2.98x [2.92x, 3.05x]; accuracy lower, -7.0 [-8.1, -5.9] points.",
         "sign + allgather: no run ended well.",
     ]
 
@@ -214,7 +213,7 @@ def test_runs_too_short_to_time_are_judged_by_accuracy(tmp_path: Path) -> None:
         for name in ("none", "topk")
     ]
     (section,) = page(results(tmp_path, rows), [], []).sections
-    assert section.answer == "These runs do not show whether topk + native is more accurate than none + native."
+    assert section.answer == "These runs do not show whether topk + native is better in accuracy than none + native."
 
 
 def test_a_baseline_that_no_row_fits_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from bench.launch.resolve import place
 from bench.launch.run import execute, resume
 from bench.launch.sweep_file import Settings, SweepFile, plan_runs, read_sweep, table_text
 from bench.launch.sweep_state import PastRun, by_digest, past_runs, run_missing
-from bench.report.quality import Quality, quality_of
+from bench.report.quality import Metric, quality_of
 from collectives.options import Spec
 
 # Options that change the time of a run but none of its numbers.
@@ -29,6 +29,8 @@ TIME_DEPENDENT = ("async_server",)
 FILE = "study.json"
 # The kinds of components that make a method.
 METHOD_KINDS = ("compressors", "strategies", "optimizers")
+# Options of `DecideConfig` that a study keeps; the others say what may be spent on it now.
+RULE_OPTIONS = ("same", "alpha", "accuracy_margin")
 # Spaces between components; those beside "," ":" or "=" are inside one.
 _SPACES = re.compile(r"(?<![,:=\s])\s+(?![,:=\s])")
 
@@ -65,17 +67,17 @@ class Study:
     Attributes:
         base: options that all methods share, by name, including the link.
         methods: the options of each method, the baseline first.
-        rule: `alpha`, `same` and `accuracy_margin` of the `DecisionRule`.
+        rule: the `RULE_OPTIONS` that were given.
         first_seed: the first seed; the others follow it.
     """
 
     base: Settings
     methods: list[Settings]
-    rule: dict[str, float]
+    rule: dict[str, Any]
     first_seed: int = 1
 
     @property
-    def quality(self) -> Quality:
+    def quality(self) -> Metric:
         """The measure of the trained models: bits per byte if the target is one of them, otherwise accuracy."""
         return quality_of([with_recipe(self.base)])
 

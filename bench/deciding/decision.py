@@ -12,10 +12,11 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal
 
-from bench.extensions.decide.step_times import StepTimes
-from bench.extensions.decide.trajectory import Trajectory
+from bench.deciding.options import DecideConfig
+from bench.deciding.step_times import LinkStepTimes
+from bench.deciding.trajectory import Trajectory
 from bench.report.anytime import interval, judge_log_ratios
-from bench.report.quality import Quality, quality_of
+from bench.report.quality import Metric, quality_of
 from bench.report.statistics import two_sided_quantile
 
 TimeVerdict = Literal["faster", "slower", "same", "missed", "open"]
@@ -25,23 +26,6 @@ AccuracyVerdict = Literal["within", "below", "above", "open"]
 SHARED_PART = 0.2
 # A method that has missed the target with this number of seeds, and never reached it, gets no more seeds.
 ENOUGH_MISSES = 4
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DecisionRule:
-    """The rule by which methods are compared.
-
-    Attributes:
-        alpha: probability of a wrong verdict on any method; it is divided by the number of candidates.
-        num_candidates: number of methods that are compared with the baseline.
-        same: factors of time from 1 / same to same make no practical difference.
-        accuracy_margin: loss of quality that is accepted, as a share: of test accuracy, or relative for bits per byte.
-    """
-
-    alpha: float
-    num_candidates: int
-    same: float
-    accuracy_margin: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,11 +60,11 @@ class Evidence:
 
     method: str
     trajectories: list[Trajectory]
-    step_times: StepTimes | None = None
+    step_times: LinkStepTimes | None = None
     whole_runs: list[Trajectory] = dataclasses.field(default_factory=list)
 
     @property
-    def quality(self) -> Quality:
+    def quality(self) -> Metric:
         """The measure of the trained models: accuracy or bits per byte."""
         return quality_of(each.run.last_known for each in self.trajectories)
 
@@ -124,7 +108,7 @@ class MethodDecision:
         low, high: bounds of the factor; 0 and infinity as long as there are too few pairs.
         verdict: the conclusion about the time; "missed" if the method missed the target with all of `ENOUGH_MISSES`
             seeds or more with which the baseline reached it.
-        accuracy: mean change of the final quality from the baseline, as `Quality` defines it: a difference of
+        accuracy: mean change of the final quality from the baseline, as `Metric` defines it: a difference of
             accuracies as a share, or a relative difference of bits per byte; None if there is no pair.
         accuracy_low, accuracy_high: bounds of the change.
         accuracy_verdict: "within" the accepted loss, "below" (accuracy) or "above" (bits per byte) it, or "open".
@@ -141,6 +125,11 @@ class MethodDecision:
     accuracy_low: float
     accuracy_high: float
     accuracy_verdict: AccuracyVerdict
+
+    @property
+    def is_bounded(self) -> bool:
+        """True if there were enough pairs of seeds for bounds of the factor."""
+        return self.low > 0.0 and self.high < math.inf
 
 
 def log_ratios(baseline: Sequence[SeedTime], candidate: Sequence[SeedTime]) -> list[float]:
@@ -182,9 +171,16 @@ def shared_error(baseline: Evidence, candidate: Evidence, alpha: float) -> float
     return two_sided_quantile(alpha, len(ratios) - 1) * statistics.stdev(ratios) / math.sqrt(len(ratios))
 
 
-def decide(baseline: Evidence, candidate: Evidence, rule: DecisionRule) -> MethodDecision:
-    """Return the decision about one method from the seeds so far."""
-    alpha = rule.alpha / rule.num_candidates
+def decide(baseline: Evidence, candidate: Evidence, rule: DecideConfig, num_candidates: int = 1) -> MethodDecision:
+    """Return the decision about one method from the seeds so far.
+
+    Args:
+        baseline: what was measured of the baseline.
+        candidate: what was measured of the method.
+        rule: when it is decided.
+        num_candidates: number of methods that are compared with the baseline, which share the probability of error.
+    """
+    alpha, margin = rule.alpha / num_candidates, rule.accuracy_margin / 100.0
     error = shared_error(baseline, candidate, alpha * SHARED_PART)
     for_seeds = alpha * (1.0 - SHARED_PART) if error else alpha
     base_times, times = baseline.times, candidate.times
@@ -207,9 +203,9 @@ def decide(baseline: Evidence, candidate: Evidence, rule: DecisionRule) -> Metho
     lowest, highest = map(quality.change, interval(differences, alpha))
     least, most = sorted(map(quality.cost, (lowest, highest)))  # the loss
     accuracy_verdict: AccuracyVerdict = "open"
-    if least > rule.accuracy_margin or (None in ours.values() and all(theirs is not None for theirs, _ in pairs)):
+    if least > margin or (None in ours.values() and all(theirs is not None for theirs, _ in pairs)):
         accuracy_verdict = quality.beyond  # or only this method diverged
-    elif most < rule.accuracy_margin:
+    elif most < margin:
         accuracy_verdict = "within"
     return MethodDecision(
         method=candidate.method,
