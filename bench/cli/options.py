@@ -1,6 +1,7 @@
 """Turn the options that a configuration declares into options of a Typer command."""
 
 import inspect
+import typing
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -87,9 +88,9 @@ def takes(
         ]
 
         def command(**given: Any) -> None:
-            given |= {name: ",".join(given[name]) for name in lists if given[name] is not None}
+            given |= {name: ",".join(given[name]) for name in lists if given.get(name) is not None}
             objects = [
-                configuration(**{option.name: given.pop(option.name) for option in options})
+                configuration(**{option.name: given.pop(option.name) for option in options if option.name in given})
                 for configuration, options in zip(configurations, flags, strict=True)
             ]
             function(*objects, **given)
@@ -123,8 +124,9 @@ def row_writer(out: Path | None, columns: tuple[Column, ...]) -> RowWriter | Non
 
 
 def _parameter(option: CommandOption, several: str | None, *, is_hidden: bool) -> inspect.Parameter:
-    flag, is_list = option.flag, several is not None
+    flag, is_tuple = option.flag, typing.get_origin(option.value_type) is tuple
     assert flag is not None
+    is_list = is_tuple or several is not None
     completed = complete(flag.kind, several=flag.many or is_list) if flag.kind else None
     info = typer.Option(
         *([flag.name] if flag.name else []),
@@ -135,7 +137,7 @@ def _parameter(option: CommandOption, several: str | None, *, is_hidden: bool) -
         show_default=flag.chosen or True,
         autocompletion=complete_from(flag.words) if flag.words else completed,
     )
-    default = [option.default] if is_list and option.default is not None else option.default
+    default = None if is_tuple else [option.default] if is_list and option.default is not None else option.default
     kind = list[str] if is_list else option.value_type
     return inspect.Parameter(
         option.name,
