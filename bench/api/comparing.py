@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import BeforeValidator
 from typing_extensions import Doc
 
-from bench.api.frames import frame, listed, type_of
+from bench.api.frames import listed, type_of
 from bench.api.keywords import by_option_name, keywords_of, takes_options
 from bench.api.progress import warn
 from bench.core.config.configuration import Configuration, Flag
@@ -22,6 +22,7 @@ from bench.report.columns import ALL, COLUMNS_BY_NAME, find_numbers
 from bench.report.comparison_table import comparison_table, shared_settings
 from bench.report.quality import quality_of
 from bench.report.statistics import SeedRule
+from bench.report.store import frame
 from bench.report.tables import Table, records
 
 if TYPE_CHECKING:
@@ -83,8 +84,8 @@ class CompareConfig(Configuration):
     rule: Annotated[
         SeedRule,
         Doc(
-            "how seeds were chosen; fixed: their number was chosen before the first run, anytime: seeds were added until "
-            "the result was clear, and only seeds that both rows have are compared"
+            "how seeds were chosen; fixed: their number was chosen before the first run, anytime: seeds were added "
+            "until the result was clear, and only seeds that both rows have are compared"
         ),
         Flag(MEANING),
     ] = "fixed"
@@ -118,13 +119,13 @@ class CompareConfig(Configuration):
         Doc("order the rows by this column, or by bytes_to_target, best first"),
         Flag(OUTPUT, metavar="COLUMN", chosen="in the order of the files", words=_meanings),
     ] = None
-    columns: Annotated[
+    extra_columns: Annotated[
         Texts,
         Doc(
             "also show these columns, separated by commas; step: the parts of a step's time; all: every column, with "
             "intervals, as in the other formats"
         ),
-        Flag(OUTPUT, metavar="COLUMNS", words=lambda: _meanings(comparable=True)),
+        Flag(OUTPUT, name="--columns", metavar="COLUMNS", words=lambda: _meanings(comparable=True)),
     ] = ()
 
     @property
@@ -134,7 +135,7 @@ class CompareConfig(Configuration):
         Raises:
             UsageError: there is no such column, or it holds no numbers.
         """
-        return find_numbers([name for name in self.columns if name != ALL])
+        return find_numbers([name for name in self.extra_columns if name != ALL])
 
     @property
     def conditions(self) -> list[groups.Condition]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.core.run_folder import RUNS_FOLDER
 from bench.core.schema import METRICS
 from bench.report import store
+from bench.report.store import frame
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_DTYPES = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
 
 
 def load(paths: str | Path | Sequence[str | Path] = RUNS_FOLDER, *, keep_going: bool = False) -> pd.DataFrame:
@@ -32,20 +31,6 @@ def load(paths: str | Path | Sequence[str | Path] = RUNS_FOLDER, *, keep_going: 
     """
     rows = store.read(listed(paths), keep_going=keep_going)
     return frame(rows, {column.name: column.type for column in METRICS})
-
-
-def frame(rows: Sequence[Mapping[str, Any]], types: Mapping[str, type]) -> pd.DataFrame:
-    """Return rows as a table.
-
-    Args:
-        rows: value by column; None is a missing value.
-        types: Python type of each column's values, in the order of the columns.
-    """
-    import pandas as pd  # takes long
-
-    return pd.DataFrame(
-        {name: pd.Series([row.get(name) for row in rows], dtype=_DTYPES[kind]) for name, kind in types.items()}
-    )
 
 
 def type_of(values: Sequence[Any]) -> type:

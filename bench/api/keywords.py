@@ -33,7 +33,9 @@ def takes_options(*configurations: type[Configuration]) -> Callable[[F], F]:
         own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
         names = {each.name for each in own}
         further = [
-            inspect.Parameter(keyword, inspect.Parameter.KEYWORD_ONLY, default=option.default)
+            inspect.Parameter(
+                keyword, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=option.value_type
+            )
             for configuration in configurations
             for keyword, option in keywords_of(configuration).items()
             if keyword not in names

@@ -113,7 +113,7 @@ def compare(
         judged.crossed.extend(held.crossed)
         judged.unmeasured.extend(held.unmeasured)
     cautions = [] if allow_other_machine else list(verdict.cautions(compared))
-    build = answer_table if chosen == "rich" and ALL not in options.columns else comparison_table
+    build = answer_table if chosen == "rich" and ALL not in options.extra_columns else comparison_table
     table, warnings = build(compared, extra=extra, cautions=cautions), [*verdict.caveats(compared), *judged.undecided]
     if out:
         if out.is_fifo():

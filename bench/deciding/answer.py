@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.api.frames import frame
 from bench.core.files import writing
 from bench.core.run_folder import write_json
 from bench.core.units import format_seconds
@@ -16,6 +15,7 @@ from bench.deciding.options import DecideConfig
 from bench.deciding.study import Study
 from bench.report.columns import NOTHING, format_factor, format_interval, format_points
 from bench.report.plots.style import PALETTE, Picture, applied, new_figure, save, with_legend, wrapped, write_ticks
+from bench.report.store import frame
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,6 +9,7 @@ simulates how often the verdicts are wrong.
 import dataclasses
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
@@ -71,28 +72,24 @@ class Evidence:
     @property
     def times(self) -> list[SeedTime]:
         """The time that each seed needed to reach the target."""
-        if self.step_times is None:
-            return [_seed_time(run, run.train_time_s, "measured") for run in self.whole_runs]
-        composed = [(each, each.start_s + self.step_times.training_s(each.steps)) for each in self.trajectories]
-        return [_seed_time(each, seconds, "composed") for each, seconds in composed]
+        timed = [(run, run.train_time_s) for run in self.whole_runs]
+        if self.step_times is not None:
+            timed = [(each, each.start_s + self.step_times.training_s(each.steps)) for each in self.trajectories]
+        return [
+            SeedTime(
+                seed=each.seed,
+                seconds=seconds,
+                reached=each.num_to_target is not None,
+                origin="measured" if self.step_times is None else "composed",
+                num_steps=sum(each.steps.values()),
+            )
+            for each, seconds in timed
+        ]
 
     @property
-    def steps(self) -> dict[float, int]:
+    def steps(self) -> Counter[float]:
         """The number of steps until the target, of all seeds together, by the bytes sent in each step."""
-        summed: dict[float, int] = {}
-        for nbytes, number in (pair for each in self.trajectories for pair in each.steps.items()):
-            summed[nbytes] = summed.get(nbytes, 0) + number
-        return summed
-
-
-def _seed_time(trajectory: Trajectory, seconds: float, origin: Literal["composed", "measured"]) -> SeedTime:
-    return SeedTime(
-        seed=trajectory.seed,
-        seconds=seconds,
-        reached=trajectory.num_to_target is not None,
-        origin=origin,
-        num_steps=sum(trajectory.steps.values()),
-    )
+        return sum((each.steps for each in self.trajectories), Counter())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

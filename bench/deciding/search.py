@@ -1,12 +1,11 @@
 """The search for an answer: train seed by seed, time the steps on the link, and stop when every method is decided."""
 
 import dataclasses
-import itertools
 import math
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from bench.core.counters import NOTEWORTHY_SHARE
 from bench.core.errors import NothingToCompare
 from bench.core.run_folder import read_json, write_json
 from bench.core.units import format_seconds, parse_rate
-from bench.deciding.answer import Answer, LinkCheck
+from bench.deciding.answer import Answer, LinkCheck, factor_of
 from bench.deciding.decision import Evidence, MethodDecision, best_of, decide, log_ratios, seeds_in_words
 from bench.deciding.options import DecideConfig
 from bench.deciding.step_times import LinkStepTimes, joined, levels_of, measure_step_times
@@ -25,6 +24,7 @@ from bench.deciding.study import LINK_OPTIONS, Method, Study, train_missing
 from bench.deciding.trajectory import Trajectory, find_trajectories
 from bench.launch.jobs.fork_server import ForkServer
 from bench.report.comparison import compare
+from bench.report.statistics import break_even
 from bench.report.verdict import implausible
 
 # Folders of runs; `bench compare` leaves out names that begin with a dot, unless they are given.
@@ -178,22 +178,26 @@ class Search:
 
         If whole runs count, the methods are also trained on the link; only there, if their numbers depend on time.
         """
-        names = {m.trajectory.config_id: m.name for m in methods} | {m.on_link.config_id: m.name for m in methods}
+        missed = []
+        if not self.study.is_time_dependent:
+            missed.append(self._train_in(TRAJECTORIES, {m.name: m.trajectory for m in methods}, seed))
+        if self._whole:
+            missed.append(self._train_in(WHOLE_RUNS, {m.name: m.on_link for m in methods}, seed))
+        return any(missed)
+
+    def _train_in(self, folder: str, configs: Mapping[str, RunConfig], seed: int) -> bool:
+        names = {config.config_id: name for name, config in configs.items()}
+        where = ", on the link" if folder == WHOLE_RUNS else ""
 
         def show(config: RunConfig, line: dict[str, Any]) -> None:
             if "evaluated" not in line:
                 left = format_seconds(max(0.0, self.ends_at - time.monotonic()))
-                parts = [f"seed {config.seed}, {names[config.config_id]}", f"{left} left", f"epoch {line['epoch']:.1f}"]
+                title = f"seed {seed}, {names[config.config_id]}{where}"
+                parts = [title, f"{left} left", f"epoch {line['epoch']:.1f}"]
                 self.live.update(parts, total=line["total_steps"], completed=line["step"])
 
-        has_trained = False
-        if not self.study.is_time_dependent:
-            configs = [dataclasses.replace(method.trajectory, seed=seed) for method in methods]
-            has_trained |= train_missing(configs, self.folder / TRAJECTORIES, self.server, show)
-        if self._whole:
-            configs = [dataclasses.replace(method.on_link, seed=seed) for method in methods]
-            has_trained |= train_missing(configs, self.folder / WHOLE_RUNS, self.server, show)
-        return has_trained
+        seeded = [dataclasses.replace(config, seed=seed) for config in configs.values()]
+        return train_missing(seeded, self.folder / folder, self.server, show)
 
     def _evidence(self, method: Method) -> Evidence:
         seeds = self._seeds_of[method.name]
@@ -266,7 +270,8 @@ class Search:
         if (stored := read_json(path)) is not None:
             return LinkCheck(**stored)
         before = self._time_steps([method], f"before check {config.digest}")
-        whole = self._whole_run(method, config)
+        self._train_in(WHOLE_RUNS, {method.name: method.on_link}, trajectory.seed)
+        (whole,) = find_trajectories([config], self.folder / WHOLE_RUNS, self._target).values()
         after = self._time_steps([method], f"after check {config.digest}")
         losses = [[row["test_loss"] for row in each.run.rows[: whole.num_to_target]] for each in (whole, trajectory)]
         check = LinkCheck(
@@ -278,18 +283,6 @@ class Search:
         )
         write_json(path, dataclasses.asdict(check))
         return check
-
-    def _whole_run(self, method: Method, config: RunConfig) -> Trajectory:
-        """Train with the method on the link, until the target is reached."""
-
-        def show(_: RunConfig, line: dict[str, Any]) -> None:
-            if "evaluated" not in line:
-                parts = [f"whole run of {method.name} on the link"]
-                self.live.update(parts, total=line["total_steps"], completed=line["step"])
-
-        train_missing([config], self.folder / WHOLE_RUNS, self.server, show)
-        (whole,) = find_trajectories([config], self.folder / WHOLE_RUNS, self._target).values()
-        return whole
 
     def _warnings(self, evidence: Sequence[Evidence]) -> list[str]:
         """Return sentences about results that cannot be trusted."""
@@ -360,18 +353,12 @@ def crossing(rates: Sequence[float], factors: Sequence[float]) -> float:
         rates: rates in bit/s, from low to high.
         factors: how many times sooner a method is at each rate.
     """
-    for (low, high), (above, below) in zip(itertools.pairwise(rates), itertools.pairwise(factors), strict=True):
-        if above > 1.0 >= below:
-            share = math.log(above) / math.log(above / below)
-            return float(low * (high / low) ** share)
-    return math.inf if factors[-1] > 1.0 else rates[0]
+    edges = break_even(list(zip(rates, factors, strict=True)))
+    return edges[-1] if edges else math.inf if factors[-1] > 1.0 else rates[0]
 
 
 def _state(num_seeds: int, decisions: Sequence[MethodDecision]) -> str:
     """Return one line with the number of seeds and what is known of every method."""
-    parts = []
-    for each in decisions:
-        factor = "target missed" if each.factor is None else f"{each.factor:.2f}x"
-        bounds = f" [{each.low:.2f}, {each.high:.2f}]" if each.is_bounded else ""
-        parts.append(f"{each.method} {factor}{bounds} {each.verdict}")
+    factors = ["target missed" if each.factor is None else factor_of(each) for each in decisions]
+    parts = [f"{each.method} {factor} {each.verdict}" for each, factor in zip(decisions, factors, strict=True)]
     return f"{seeds_in_words(num_seeds)}: {'; '.join(parts)}"

@@ -10,6 +10,7 @@ import numpy as np
 from bench.core import registry
 from bench.core.errors import UsageError
 from bench.launch.sweep_file import Settings
+from bench.report.statistics import break_even
 
 # Packages add what reads a profile by an entry point of this group: a function that returns `PredictedSteps` for a
 # file, the options of `bench decide` that the user gave, by name, and the options of each method, the baseline first.
@@ -121,13 +122,6 @@ def faster_up_to(factor: Callable[[float], float], from_bps: float) -> float | N
         factor: seconds of the baseline's step / seconds of the method's step, at a rate of all links.
         from_bps: the lowest rate to try.
     """
-    rates = np.geomspace(min(from_bps, HIGHEST_BPS / 10), HIGHEST_BPS, RATES)
-    logs = np.log([factor(float(rate)) / (1 + ERROR) for rate in rates])
-    above = np.flatnonzero(logs > 0)
-    if not len(above):
-        return None
-    last = int(above[-1])
-    if last == len(rates) - 1:
-        return HIGHEST_BPS
-    share = logs[last] / (logs[last] - logs[last + 1])
-    return float(rates[last] * (rates[last + 1] / rates[last]) ** share)
+    rates = np.geomspace(min(from_bps, HIGHEST_BPS / 10), HIGHEST_BPS, RATES).tolist()
+    points = [(rate, factor(rate) / (1 + ERROR)) for rate in rates]
+    return HIGHEST_BPS if points[-1][1] > 1.0 else max(break_even(points), default=None)

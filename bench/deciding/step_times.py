@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
-import numpy as np
 from typing_extensions import Doc
 
 from bench.core.config.configuration import NOT_GIVEN, NOT_RECORDED
@@ -89,13 +88,17 @@ class LinkStepTimes:
                 interpolated between the two nearest levels.
             job: the job whose times are used; None for the means over all jobs, however many blocks each has.
         """
+        import numpy as np  # takes long
+
         nbytes, of_jobs, of_all = self._by_bytes
         each_s = np.interp(list(steps), nbytes, of_all if job is None else of_jobs[job])
         return float(np.dot(each_s, list(steps.values())))
 
     @functools.cached_property
-    def _by_bytes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _by_bytes(self) -> tuple[Any, Any, Any]:
         """Bytes of the levels, ascending; mean seconds of a step in each job, [jobs, levels], and over all jobs."""
+        import numpy as np
+
         order = np.argsort(self.nbytes)
         of_jobs = np.array([np.mean(blocks, axis=0) for blocks in self.seconds])[:, order]
         return np.asarray(self.nbytes)[order], of_jobs, of_jobs.mean(axis=0)
@@ -164,7 +167,7 @@ def measure_step_times(
     for number, name in enumerate(names):
         own = [[entry[2:] for entry in block if entry[0] == number] for block in blocks]
         found[name] = LinkStepTimes(
-            nbytes=[float(sent) for sent in np.mean([[sent for _, sent in block] for block in own], axis=0)],
+            nbytes=[statistics.fmean(sent for _, sent in level) for level in zip(*own, strict=True)],
             seconds=[[[seconds for seconds, _ in block] for block in own]],
         )
     return found

@@ -139,16 +139,14 @@ def _check_row(gate: Gate, comparison: Comparison, row: ComparedRow, result: Gat
     else:
         loss = 1.0 - value if comparison.metric.better == "higher" else 1.0 / value - 1.0
         change = f"{format_factor(value)}x"
-    if loss <= gate.limit:
-        return
-    if finding.held_back:
-        reason = "seeds that missed their target or diverged allow no verdict, so the gate passes"
-    elif finding.p is not None and finding.p < 1.0 - CONFIDENCE:
+    is_significant = finding.p is not None and finding.p < 1.0 - CONFIDENCE
+    noise = "with these seeds that may be noise, so the gate passes; run more seeds"
+    held_back = "seeds that missed their target or diverged allow no verdict, so the gate passes"
+    if loss > gate.limit and is_significant and not finding.held_back:
         result.crossed.append(f"{title}: {change} crosses {gate.text}")
-        return
-    else:
-        reason = "with these seeds that may be noise, so the gate passes; run more seeds"
-    result.undecided.append(f"{title}: {change} is beyond {gate.text}, but {reason}")
+    elif loss > gate.limit:
+        reason = held_back if finding.held_back else noise
+        result.undecided.append(f"{title}: {change} is beyond {gate.text}, but {reason}")
 
 
 TOLERANCE = 0.03  # allowed change of quality, as a share, on another processor or with another torch

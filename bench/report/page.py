@@ -206,15 +206,12 @@ def _environments(files: Sequence[Path]) -> tuple[list[str], list[str], list[str
     for file in files:
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
-            if not isinstance(found, dict):
-                raise ValueError("it is not an environment.json of bench")
-        except (OSError, ValueError) as error:
-            unread.append(f"{file} is left out: {error}")
-            continue
-        packages, command = found.get("packages"), found.get("command")
-        texts = [f"{name} {version}" for name, version in packages.items()] if isinstance(packages, dict) else []
-        system, python = found.get("system", "unknown system"), found.get("python", "unknown")
-        versions.append(", ".join([str(system), f"Python {python}", *texts]))
-        if isinstance(command, list):
-            commands.append(shlex.join(["bench", *map(str, command[1:])]))
+            packages = [f"{name} {version}" for name, version in found["packages"].items()]
+            version = ", ".join([found["system"], f"Python {found['python']}", *packages])
+            command = shlex.join(["bench", *found["command"][1:]])
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            unread.append(f"{file} is left out, because it is not an environment.json of bench: {error}")
+        else:
+            versions.append(version)
+            commands.append(command)
     return list(dict.fromkeys(versions)), list(dict.fromkeys(commands)), unread

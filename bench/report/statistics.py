@@ -10,6 +10,7 @@ values contain the true mean far less often than 95 % of the time.
 """
 
 import dataclasses
+import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -248,6 +249,20 @@ def seeds_needed(effect: Effect, *, half_width: float, n: int, comparisons: int 
     spread = (effect.high - effect.low) / 2.0 / _half_width_per_sd(n)
     enough = (m for m in range(n + 1, MOST_SEEDS + 1) if spread * _half_width_per_sd(m, comparisons) <= half_width)
     return next(enough, None)
+
+
+def break_even(points: Sequence[tuple[float, float]]) -> list[float]:
+    """Return the rates at which a factor is 1, interpolated linearly between logarithms.
+
+    Args:
+        points: tuples (rate in bit/s, factor there), the lowest rate first.
+    """
+    edges = [rate for rate, factor in points if factor == 1.0]
+    for (left, at_left), (right, at_right) in itertools.pairwise(points):
+        above, below = math.log(at_left), math.log(at_right)
+        if above * below < 0.0:
+            edges.append(left * (right / left) ** (above / (above - below)))
+    return sorted(edges)
 
 
 def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:

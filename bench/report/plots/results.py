@@ -13,7 +13,7 @@ from bench.core.schema import METRICS, Column
 from bench.report.groups import SETTINGS, RunGroup, group_runs
 from bench.report.plots.style import Methods, line
 from bench.report.quality import ACCURACY, Metric
-from bench.report.store import Row, Run, collect_runs, grouped, one_per_seed
+from bench.report.store import Row, Run, collect_runs, frame, grouped, one_per_seed
 from bench.report.targets import bytes_sent
 
 if TYPE_CHECKING:
@@ -171,17 +171,6 @@ def last_known(group: RunGroup, *, diverged: bool = False) -> pd.DataFrame:
     return to_frame([run.last_known for run in (*group.ok, *(group.diverged if diverged else ()))])
 
 
-# Nullable types: an int or bool column with an empty cell must not turn into floats or objects.
-_DTYPES = {int: "Int64", float: "float64", bool: "boolean", str: "object"}
-
-
 def to_frame(rows: Sequence[Row], schema: Sequence[Column] = METRICS) -> pd.DataFrame:
     """Return rows as a data frame with the columns of the schema, in its order and with its types."""
-    import pandas as pd
-
-    return pd.DataFrame(
-        {
-            column.name: pd.Series([row.get(column.name) for row in rows], dtype=_DTYPES[column.type])
-            for column in schema
-        }
-    )
+    return frame(rows, {column.name: column.type for column in schema})

@@ -7,8 +7,6 @@ against the number of ranks, and the share of each layer that was sent.
 from __future__ import annotations
 
 import contextlib
-import itertools
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,7 +17,7 @@ from bench.report.comparison import BASELINES_OF_SPEED, choose_baseline
 from bench.report.groups import WORKLOAD, RunGroup
 from bench.report.plots import style
 from bench.report.plots.results import NotDrawable, Results, last_known, to_frame
-from bench.report.statistics import Effect, improvement
+from bench.report.statistics import Effect, break_even, improvement
 from bench.report.store import grouped
 
 if TYPE_CHECKING:
@@ -172,20 +170,6 @@ def draw_over_bandwidth(results: Results) -> style.Picture:
     style.write_ticks(axes, "y")
     axes.set_ylabel("speed-up in samples per second (factor)")
     return style.with_legend(figure, curves, f"Curves of speed-up, slowest to fastest link: {'; '.join(words)}.")
-
-
-def break_even(points: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the bandwidths at which the speed-up is 1, interpolated linearly between logarithms.
-
-    Args:
-        points: tuples (bandwidth in bit/s, speed-up there as a factor), the lowest bandwidth first.
-    """
-    crossings = []
-    for (left, gain_left), (right, gain_right) in itertools.pairwise(points):
-        above, below = math.log(gain_left), math.log(gain_right)
-        if above * below < 0.0:
-            crossings.append(left * (right / left) ** (above / (above - below)))
-    return crossings + [bandwidth for bandwidth, gain in points if gain == 1.0]
 
 
 def _baselines(groups: Sequence[RunGroup], wanted: str | None) -> list[tuple[RunGroup, RunGroup]]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import bench
-from bench.api.run_options import RunOptions
 from bench.datasets.folders import find_files
 from tests.testing.invoke import execute
 
-OPTIONS: RunOptions = {
+OPTIONS: dict[str, Any] = {
     "model": "linear", "epochs": 2, "train_size": 320, "test_size": 64, "threads": 1, "target_accuracy": 0.2, "seed": 7,
 }  # fmt: skip
 
