@@ -140,10 +140,8 @@ def _print_answer(answer: Answer) -> None:
         time = format_seconds(sum(reached) / len(reached)) if reached else NOTHING
         cells = [NOTHING, "baseline", NOTHING]
         if decision := decisions.get(evidence.method):
-            change = (
-                None if decision.accuracy is None else f"{format_points(decision.accuracy)} {decision.accuracy_verdict}"
-            )
-            cells = [factor_of(decision) if decision.factor else NOTHING, decision.verdict, change or NOTHING]
+            change = decision.accuracy and f"{format_points(decision.accuracy.value)} {decision.accuracy_verdict}"
+            cells = [factor_of(decision), decision.verdict, change or NOTHING]
         rows.append([evidence.method, f"{len(reached)}/{len(evidence.times)}", time, *cells])
     origin = "whole runs on the link" if answer.baseline.step_times is None else "measured step times"
     notes = [

@@ -12,9 +12,19 @@ from bench.core.run_folder import write_json
 from bench.core.units import format_seconds
 from bench.deciding.decision import Evidence, MethodDecision, best_of, log_ratios, seeds_in_words
 from bench.deciding.options import DecideConfig
-from bench.deciding.study import Study
-from bench.report.columns import NOTHING, format_factor, format_interval, format_points
-from bench.report.plots.style import PALETTE, Picture, applied, new_figure, save, with_legend, wrapped, write_ticks
+from bench.deciding.study import RULE_OPTIONS, Study
+from bench.report.columns import format_effect, format_factor, format_points
+from bench.report.plots.style import (
+    PALETTE,
+    Picture,
+    applied,
+    new_figure,
+    save,
+    whiskers,
+    with_legend,
+    wrapped,
+    write_ticks,
+)
 from bench.report.store import frame
 
 if TYPE_CHECKING:
@@ -116,9 +126,10 @@ class Answer:
         if best.verdict == "faster":
             head = f"Yes, but worse in {quality.noun}" if best.accuracy_verdict == quality.beyond else "Yes"
             margin = f"{best.accuracy_verdict} the margin" if best.accuracy_verdict != "open" else "still open"
+            change = f"{quality.noun} {format_effect(best.accuracy, format_points)} {quality.unit}"
             first = (
                 f"{head}: {best.method} reaches {target} {factor_of(best)} sooner than {baseline} on this link, "
-                f"decided after {seeds_in_words(best.num_seeds)}; {quality.noun} {_change(best)} {quality.unit}, "
+                f"decided after {seeds_in_words(best.num_seeds)}; {change}, "
                 f"{margin}."
             )
         elif still_open:
@@ -154,19 +165,17 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``decision.json``; bounds that are not known are None."""
-        name = self.baseline.quality.name
         return {
             "answer": self.sentences,
             self.baseline.quality.target_column: self.target,
-            "rule": self.study.rule,
+            "rule": {name: getattr(self.rule, name) for name in RULE_OPTIONS},
             "base": self.study.base,
             "methods": self.study.methods,
-            "decisions": [
-                {key.replace("accuracy", name): _finite(value) for key, value in dataclasses.asdict(each).items()}
-                for each in self.decisions
-            ],
+            "decisions": [_flat(each, self.baseline.quality.name) for each in self.decisions],
             "checks": [dataclasses.asdict(each) | {"deviation": each.deviation} for each in self.checks],
-            "faster_up_to_bps": {method: _finite(rate) for method, rate in self.faster_up_to.items()},
+            "faster_up_to_bps": {
+                method: rate if rate < math.inf else None for method, rate in self.faster_up_to.items()
+            },
             "rates_tried_bps": self.rates_tried,
             "stopped": self.stopped,
             "warnings": self.warnings,
@@ -217,11 +226,11 @@ class Answer:
             ratios = [math.exp(each) for each in log_ratios(self.baseline.times, evidence.times)]
             handles["one seed"] = axes.scatter(ratios, [place] * len(ratios), color="0.6", s=14, zorder=2)
             if decision.factor is not None:
-                low, high = (decision.low, decision.high) if decision.is_bounded else [decision.factor] * 2
+                mean = (decision.factor.value, decision.factor.low, decision.factor.high)
                 handles["mean, with its interval"] = axes.errorbar(
-                    decision.factor,
+                    mean[0],
                     place,
-                    xerr=[[decision.factor - low], [high - decision.factor]],
+                    xerr=whiskers([mean]),
                     fmt="o",
                     color=PALETTE[1 + place % (len(PALETTE) - 1)],
                     capsize=3,
@@ -239,17 +248,18 @@ class Answer:
 
 def factor_of(decision: MethodDecision) -> str:
     """Return the factor of time with its bounds, if they are known, such as ``1.31x [1.22, 1.40]``."""
-    bounds = map(format_factor, (decision.low, decision.high)) if decision.is_bounded else (None, None)
-    return format_interval(f"{format_factor(decision.factor or 0.0)}x", *bounds)
+    return format_effect(decision.factor, format_factor, "x")
 
 
-def _change(decision: MethodDecision) -> str:
-    if decision.accuracy is None:
-        return NOTHING
-    is_known = decision.accuracy_low > -math.inf
-    bounds = map(format_points, (decision.accuracy_low, decision.accuracy_high)) if is_known else (None, None)
-    return format_interval(format_points(decision.accuracy), *bounds)
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _flat(decision: MethodDecision, quality: str) -> dict[str, Any]:
+    # Values by name; bounds of the factor are `low` and `high`, those of the change begin with the quality.
+    found: dict[str, Any] = {}
+    for name, value in vars(decision).items():
+        key = name.replace("accuracy", quality)
+        if name in ("factor", "accuracy"):
+            known = (value.value, value.low, value.high) if value else (None, None, None)
+            prefix = "" if name == "factor" else f"{key}_"
+            found |= zip((key, f"{prefix}low", f"{prefix}high"), known, strict=True)
+        else:
+            found[key] = value
+    return found

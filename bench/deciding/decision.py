@@ -18,7 +18,7 @@ from bench.deciding.step_times import LinkStepTimes
 from bench.deciding.trajectory import Trajectory
 from bench.report.anytime import interval, judge_log_ratios
 from bench.report.quality import Metric, quality_of
-from bench.report.statistics import two_sided_quantile
+from bench.report.statistics import Effect, two_sided_quantile
 
 TimeVerdict = Literal["faster", "slower", "same", "missed", "open"]
 AccuracyVerdict = Literal["within", "below", "above", "open"]
@@ -100,33 +100,22 @@ class MethodDecision:
         method: name of the method.
         num_seeds: seeds with which the method was trained.
         num_missed: how many of them missed the target.
-        factor: how many times sooner the target was reached than by the baseline, geometric mean over pairs of seeds;
-            None if the method never reached the target in a pair.
-        low, high: bounds of the factor; 0 and infinity as long as there are too few pairs.
+        factor: how many times sooner the target was reached than by the baseline, geometric mean over pairs of seeds,
+            with its bounds if there are enough pairs; None if the method never reached the target in a pair.
         verdict: the conclusion about the time; "missed" if the method missed the target with all of `ENOUGH_MISSES`
             seeds or more with which the baseline reached it.
         accuracy: mean change of the final quality from the baseline, as `Metric` defines it: a difference of
             accuracies as a share, or a relative difference of bits per byte; None if there is no pair.
-        accuracy_low, accuracy_high: bounds of the change.
         accuracy_verdict: "within" the accepted loss, "below" (accuracy) or "above" (bits per byte) it, or "open".
     """
 
     method: str
     num_seeds: int
     num_missed: int
-    factor: float | None
-    low: float
-    high: float
+    factor: Effect | None
     verdict: TimeVerdict
-    accuracy: float | None
-    accuracy_low: float
-    accuracy_high: float
+    accuracy: Effect | None
     accuracy_verdict: AccuracyVerdict
-
-    @property
-    def is_bounded(self) -> bool:
-        """True if there were enough pairs of seeds for bounds of the factor."""
-        return self.low > 0.0 and self.high < math.inf
 
 
 def log_ratios(baseline: Sequence[SeedTime], candidate: Sequence[SeedTime]) -> list[float]:
@@ -191,14 +180,12 @@ def decide(baseline: Evidence, candidate: Evidence, rule: DecideConfig, num_cand
         verdict = "missed"
     elif verdict == "same" and not all(reached):  # the time of a missed seed is only known to be longer
         verdict = "open"
-    low, high = interval(ratios, for_seeds)
     ours = {each.seed: each.accuracy for each in candidate.trajectories}
     pairs = [(each.accuracy, ours[each.seed]) for each in baseline.trajectories if each.seed in ours]
     quality = baseline.quality
     both = [(theirs, own) for theirs, own in pairs if theirs is not None and own is not None]
     differences = [quality.scaled(own) - quality.scaled(theirs) for theirs, own in both]
-    lowest, highest = map(quality.change, interval(differences, alpha))
-    least, most = sorted(map(quality.cost, (lowest, highest)))  # the loss
+    least, most = sorted(quality.cost(quality.change(bound)) for bound in interval(differences, alpha))  # the loss
     accuracy_verdict: AccuracyVerdict = "open"
     if least > margin or (None in ours.values() and all(theirs is not None for theirs, _ in pairs)):
         accuracy_verdict = quality.beyond  # or only this method diverged
@@ -208,15 +195,18 @@ def decide(baseline: Evidence, candidate: Evidence, rule: DecideConfig, num_cand
         method=candidate.method,
         num_seeds=len(times),
         num_missed=sum(not each.reached for each in times),
-        factor=math.exp(statistics.fmean(ratios)) if any(reached) else None,
-        low=math.exp(low - error) if low > -math.inf else 0.0,
-        high=math.exp(high + error) if high < math.inf else math.inf,
+        factor=_effect(ratios, for_seeds, error).on_scale(math.exp) if any(reached) else None,
         verdict=verdict,
-        accuracy=quality.change(statistics.fmean(differences)) if differences else None,
-        accuracy_low=lowest,
-        accuracy_high=highest,
+        accuracy=_effect(differences, alpha).on_scale(quality.change) if differences else None,
         accuracy_verdict=accuracy_verdict,
     )
+
+
+def _effect(values: Sequence[float], alpha: float, error: float = 0.0) -> Effect:
+    # The mean, with its interval widened by an error on both sides, if there are enough values.
+    low, high = interval(values, alpha)
+    bounds = (low - error, high + error) if math.isfinite(high + error) else (None, None)
+    return Effect(value=statistics.fmean(values), low=bounds[0], high=bounds[1], p=None)
 
 
 def best_of(decisions: Sequence[MethodDecision]) -> MethodDecision:
@@ -226,7 +216,7 @@ def best_of(decisions: Sequence[MethodDecision]) -> MethodDecision:
     return min(
         decisions,
         key=lambda each: (
-            times.index(each.verdict), accuracies[each.accuracy_verdict], -(each.factor or 0.0)
+            times.index(each.verdict), accuracies[each.accuracy_verdict], -(each.factor.value if each.factor else 0.0)
         ),
     )  # fmt: skip
 

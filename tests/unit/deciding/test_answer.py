@@ -13,6 +13,7 @@ from bench.deciding.answer import Answer, LinkCheck
 from bench.deciding.decision import Evidence, best_of, decide
 from bench.deciding.study import Study
 from bench.report.plots.style import applied
+from bench.report.statistics import Effect
 from tests.unit.deciding.test_decision import DENSE, FAST, NOISE, RULE, evidence, text_evidence
 
 
@@ -87,7 +88,10 @@ def test_methods_are_a_table_with_the_intervals() -> None:
 
 def test_a_method_with_too_many_bits_is_not_the_best() -> None:
     lossy, kept = (dataclasses.replace(text_result(bits).decisions[0], method=str(bits)) for bits in (2.1, 2.0))
-    assert best_of([dataclasses.replace(lossy, factor=9.0), kept]).method == "2.0"
+    assert (
+        best_of([dataclasses.replace(lossy, factor=Effect(value=9.0, low=None, high=None, p=None)), kept]).method
+        == "2.0"
+    )
 
 
 def test_the_answer_is_in_bits_per_byte() -> None:

@@ -20,7 +20,7 @@ from bench.deciding.options import DecideConfig
 from bench.deciding.search import crossing
 from bench.deciding.step_times import MOST_LEVELS, LinkStepTimes, levels_of
 from bench.deciding.trajectory import Trajectory, trajectory_of
-from bench.report.statistics import two_sided_quantile
+from bench.report.statistics import Effect, two_sided_quantile
 from bench.report.store import Run
 from tests.testing.fake_results import fake_text_run
 from tests.testing.fake_rows import fake_row
@@ -65,6 +65,13 @@ def evidence(steps: list[int], times: LinkStepTimes = TIMES, accuracy: float = 0
     return Evidence(
         method="m", trajectories=[trajectory(n, seed, accuracy) for seed, n in enumerate(steps)], step_times=times
     )
+
+
+def bounds(effect: Effect | None) -> tuple[float, float]:
+    assert effect is not None
+    assert effect.low is not None
+    assert effect.high is not None
+    return effect.low, effect.high
 
 
 def test_a_trajectory_ends_at_its_target() -> None:
@@ -158,7 +165,8 @@ def test_decisions() -> None:
     baseline = evidence([100, 104, 98, 102, 100, 99])
     faster = decide(baseline, evidence([50, 51, 50, 49, 52, 50]), RULE)
     assert (faster.verdict, faster.num_seeds, faster.num_missed) == ("faster", 6, 0)
-    assert faster.low < 2.0 < faster.high
+    low, high = bounds(faster.factor)
+    assert low < 2.0 < high
     assert decide(baseline, evidence([200, 201, 203, 199, 205, 200]), RULE).verdict == "slower"
     assert decide(baseline, baseline, RULE).verdict == "same"
     assert decide(evidence([100, 104]), evidence([50, 51]), RULE).verdict == "open"
@@ -171,7 +179,8 @@ def test_the_step_times_take_their_part_of_alpha() -> None:
     error = shared_error(*pair, RULE.alpha * SHARED_PART)
     assert wide.verdict == "open"
     assert narrow.verdict == "faster"
-    assert math.log(wide.high / wide.low) > 2 * error
+    low, high = bounds(wide.factor)
+    assert math.log(high / low) > 2 * error
 
 
 def test_a_method_that_misses_the_target_is_never_the_same() -> None:
@@ -186,14 +195,18 @@ def test_a_method_that_misses_the_target_is_never_the_same() -> None:
     assert decide(evidence([100] * 5), evidence([100] * 5), RULE).verdict == "same"
 
 
+def _times(factor: float) -> Effect:
+    return Effect(value=factor, low=None, high=None, p=None)
+
+
 def test_the_best_method_is_faster_then_accurate() -> None:
     decisions = [
         dataclasses.replace(decide(evidence([100] * 5), evidence([50] * 5), RULE), **changes)
         for changes in (
-            {"method": "a", "verdict": "open", "factor": 9.0},
-            {"method": "b", "verdict": "faster", "factor": 5.0, "accuracy_verdict": "below"},
-            {"method": "c", "verdict": "faster", "factor": 2.0, "accuracy_verdict": "within"},
-            {"method": "d", "verdict": "faster", "factor": 3.0, "accuracy_verdict": "within"},
+            {"method": "a", "verdict": "open", "factor": _times(9.0)},
+            {"method": "b", "verdict": "faster", "factor": _times(5.0), "accuracy_verdict": "below"},
+            {"method": "c", "verdict": "faster", "factor": _times(2.0), "accuracy_verdict": "within"},
+            {"method": "d", "verdict": "faster", "factor": _times(3.0), "accuracy_verdict": "within"},
         )
     ]
     assert best_of(decisions).method == "d"
@@ -254,5 +267,7 @@ def test_the_change_is_a_ratio_of_geometric_means() -> None:
     theirs, ours = [2.0, 2.2, 2.1, 2.0, 2.1, 2.2], [2.1, 2.2, 2.1, 2.0, 2.2, 2.2]
     decision = decide(text_evidence(DENSE, theirs), text_evidence(FAST, ours), RULE)
     ratio = (math.prod(ours) / math.prod(theirs)) ** (1 / 6)
-    assert decision.accuracy == pytest.approx(ratio - 1.0)
-    assert decision.accuracy_low < ratio - 1.0 < decision.accuracy_high
+    low, high = bounds(decision.accuracy)
+    assert low < ratio - 1.0 < high
+    assert decision.accuracy
+    assert decision.accuracy.value == pytest.approx(ratio - 1.0)
