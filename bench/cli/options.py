@@ -1,6 +1,7 @@
 """Turn the options that a configuration declares into options of a Typer command."""
 
 import inspect
+import itertools
 import typing
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -80,27 +81,19 @@ def takes(
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(function, eval_str=True).parameters.values())[len(configurations) :]
-        flags = [[option for option in each.options() if option.flag] for each in configurations]
-        declared = [
-            _parameter(each, lists.get(each.name), is_hidden=each.name in hidden)
-            for options in flags
-            for each in options
-        ]
+        flags = {each: [option for option in each.options() if option.flag] for each in configurations}
+        options = itertools.chain(*flags.values())
+        declared = [_parameter(each, lists.get(each.name), is_hidden=each.name in hidden) for each in options]
 
         def command(**given: Any) -> None:
             given |= {name: ",".join(given[name]) for name in lists if given.get(name) is not None}
             objects = [
-                configuration(**{option.name: given.pop(option.name) for option in options if option.name in given})
-                for configuration, options in zip(configurations, flags, strict=True)
+                configuration(**{each.name: given.pop(each.name) for each in taken if each.name in given})
+                for configuration, taken in flags.items()
             ]
             function(*objects, **given)
 
-        def panel(parameter: inspect.Parameter) -> int:
-            note = getattr(parameter.annotation, "__metadata__", (None,))[0]  # the context has none and is not shown
-            heading = getattr(note, "rich_help_panel", None)
-            return panels.index(heading) if heading in panels else -1  # own panels first
-
-        parameters = sorted([*declared, *own], key=panel)
+        parameters = sorted([*declared, *own], key=lambda each: _place(each, panels))
         command.__doc__ = function.__doc__
         command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
@@ -109,6 +102,12 @@ def takes(
         return command
 
     return decorate
+
+
+def _place(parameter: inspect.Parameter, panels: list[str]) -> int:
+    note = getattr(parameter.annotation, "__metadata__", (None,))[0]  # the context has none and is not shown
+    heading = getattr(note, "rich_help_panel", None)
+    return panels.index(heading) if heading in panels else -1  # own panels first
 
 
 def row_writer(out: Path | None, columns: tuple[Column, ...]) -> RowWriter | None:

@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
 from bench.core import registry
 from bench.core.errors import UsageError
 from bench.launch.sweep_file import Settings
@@ -122,6 +120,7 @@ def faster_up_to(factor: Callable[[float], float], from_bps: float) -> float | N
         factor: seconds of the baseline's step / seconds of the method's step, at a rate of all links.
         from_bps: the lowest rate to try.
     """
-    rates = np.geomspace(min(from_bps, HIGHEST_BPS / 10), HIGHEST_BPS, RATES).tolist()
+    lowest = min(from_bps, HIGHEST_BPS / 10)
+    rates = [lowest * (HIGHEST_BPS / lowest) ** (number / (RATES - 1)) for number in range(RATES)]
     points = [(rate, factor(rate) / (1 + ERROR)) for rate in rates]
     return HIGHEST_BPS if points[-1][1] > 1.0 else max(break_even(points), default=None)
