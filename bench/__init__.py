@@ -8,8 +8,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bench.api.comparing import compare
-    from bench.api.frames import load
+    from bench.api.comparing import compare, load
     from bench.api.runs import Runs, run
     from bench.core.errors import BenchError, Interrupted, NothingToCompare, RunFailed, UsageError
     from bench.deciding.answer import Answer
@@ -19,7 +18,7 @@ else:
         "Answer": "bench.deciding.answer",
         "compare": "bench.api.comparing",
         "decide": "bench.deciding.api",
-        "load": "bench.api.frames",
+        "load": "bench.api.comparing",
         "Runs": "bench.api.runs",
         "run": "bench.api.runs",
     } | dict.fromkeys(["BenchError", "Interrupted", "NothingToCompare", "RunFailed", "UsageError"], "bench.core.errors")

@@ -1,4 +1,4 @@
-"""Compare the runs in files, and return the comparison as a pandas table."""
+"""Read the runs in files as a pandas table, or compare them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import BeforeValidator
 from typing_extensions import Doc
 
-from bench.api.frames import listed, type_of
 from bench.api.keywords import by_option_name, keywords_of, takes_options
 from bench.api.progress import warn
 from bench.core.config.configuration import Configuration, Flag
@@ -159,6 +158,24 @@ class CompareConfig(Configuration):
         )
 
 
+def load(paths: str | Path | Sequence[str | Path] = RUNS_FOLDER, *, keep_going: bool = False) -> pd.DataFrame:
+    """Return the rows of runs: one per evaluation, and one at the end of every run.
+
+    Columns with whole numbers, flags and texts have dtypes that know NA (``Int64``, ``boolean``, ``string``); all other
+    numbers are ``float64``. An empty cell is NA or NaN.
+
+    Args:
+        paths: run folders, folders of runs, CSV files, or patterns of these.
+        keep_going: skip, with a warning on stderr, paths that do not exist and files that cannot be used.
+
+    Raises:
+        UsageError: a file is not one of `bench`.
+        NothingToCompare: a path does not exist, or no path leads to a readable row.
+    """
+    rows = store.read(_listed(paths), keep_going=keep_going)
+    return frame(rows, {column.name: column.type for column in METRICS})
+
+
 @takes_options(CompareConfig)
 def compare(
     paths: str | Path | Sequence[str | Path] = RUNS_FOLDER, *, quiet: bool = False, **options: Any
@@ -183,12 +200,12 @@ def compare(
         NothingToCompare: there is no readable row, or no run meets the conditions.
     """
     config = CompareConfig(**by_option_name(options, compare, keywords_of(CompareConfig)))
-    _, compared = config.compared(listed(paths))
+    _, compared = config.compared(_listed(paths))
     cautions, caveats = list(verdict.cautions(compared)), list(verdict.caveats(compared))
     table = comparison_table(compared, extra=config.extra, cautions=cautions)
     rows = records(table)
     names = dict.fromkeys(name for row in rows for name in row)
-    found = frame(rows, {name: type_of([row.get(name) for row in rows]) for name in names})
+    found = frame(rows, {name: _type_of([row.get(name) for row in rows]) for name in names})
     found.attrs.update(described(table, compared, caveats))
     for sentence in () if quiet else (*cautions, *caveats):
         warn(sentence)
@@ -205,3 +222,14 @@ def described(table: Table, compared: comparison.Comparison, warnings: Sequence[
         "verdict": list(table.answer),
         "warnings": [*table.cautions, *warnings],
     }
+
+
+def _type_of(values: Sequence[Any]) -> type:
+    """Return the common Python type of values, float if there is a float or no value at all."""
+    kinds = {type(value) for value in values if value is not None}
+    return float if not kinds or float in kinds else kinds.pop()
+
+
+def _listed(items: str | Path | Sequence[str | Path]) -> list[str | Path]:
+    """Return the items, or the only item, as a list."""
+    return [items] if isinstance(items, (str, Path)) else list(items)

@@ -17,7 +17,7 @@ from bench.api.batch import (
     seeds_to_run,
     warn_of_runs,
 )
-from bench.api.frames import load
+from bench.api.comparing import load
 from bench.api.keywords import by_option_name, takes_options
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError

@@ -17,9 +17,9 @@ from bench.core.errors import UsageError
 from bench.core.units import format_rate, format_seconds
 from bench.deciding import speed
 from bench.deciding.answer import Answer, factor_of
+from bench.deciding.api import BASELINE, NOT_TAKEN, NOTHING_TO_COMPARE
 from bench.deciding.api import decide as ask
-from bench.deciding.options import BASELINE, NOT_TAKEN, NOTHING_TO_COMPARE, DecideConfig
-from bench.deciding.study import parse_method
+from bench.deciding.study import DecideConfig, parse_method
 from bench.report.columns import NOTHING, format_points
 
 METHODS = "What to compare"
@@ -146,7 +146,7 @@ def _print_answer(answer: Answer) -> None:
     origin = "whole runs on the link" if answer.baseline.step_times is None else "measured step times"
     notes = [
         f"to target: mean over seeds that reached it, from {origin}",
-        f"{quality.noun}: {quality.unit} more than {baseline}",
+        f"{quality.noun}: change from {baseline} in {quality.unit}",
     ]
     if answer.faster_up_to:
         above = f">{format_rate(max(answer.rates_tried))}"

@@ -11,8 +11,7 @@ from bench.core.files import writing
 from bench.core.run_folder import write_json
 from bench.core.units import format_seconds
 from bench.deciding.decision import Evidence, MethodDecision, best_of, log_ratios, seeds_in_words
-from bench.deciding.options import DecideConfig
-from bench.deciding.study import RULE_OPTIONS, Study
+from bench.deciding.study import RULE_OPTIONS, DecideConfig, Study
 from bench.report.columns import format_effect, format_factor, format_points
 from bench.report.plots.style import (
     PALETTE,

@@ -13,13 +13,18 @@ from bench.core.errors import Interrupted, UsageError
 from bench.core.run_folder import RUNS_FOLDER
 from bench.core.units import parse_duration
 from bench.deciding.answer import Answer
-from bench.deciding.options import BASELINE, NOTHING_TO_COMPARE, DecideConfig, MethodSpec
 from bench.deciding.search import Search
-from bench.deciding.study import LINK_OPTIONS, RULE_OPTIONS, Study, notes_of, parse_method, read_methods
+from bench.deciding.study import LINK_OPTIONS, RULE_OPTIONS, DecideConfig, Study, notes_of, parse_method, read_methods
 from bench.launch.jobs.failure import clear_away
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.recipes import with_recipe
 
+# A method as a user writes it: a text such as "local:steps=5 topk@allgather", or options of `bench run` by name.
+MethodSpec = str | Mapping[str, Any]
+BASELINE = "bf16"
+# Options of `bench run` that are always refused, with a sentence that says what to do instead.
+NOT_TAKEN = ("compressor", "collective", "steps", "stop_at_target", "nnodes", "node_rank", "rdzv_endpoint")
+NOTHING_TO_COMPARE = "there is nothing to compare; give --method at least once, such as --method topk"
 _OWN = keywords_of(DecideConfig)
 
 

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from bench.deciding.options import DecideConfig
 from bench.deciding.step_times import LinkStepTimes
+from bench.deciding.study import DecideConfig
 from bench.deciding.trajectory import Trajectory
 from bench.report.anytime import interval, judge_log_ratios
 from bench.report.quality import Metric, quality_of

@@ -18,9 +18,8 @@ from bench.core.run_folder import read_json, write_json
 from bench.core.units import format_seconds, parse_rate
 from bench.deciding.answer import Answer, LinkCheck, factor_of
 from bench.deciding.decision import Evidence, MethodDecision, best_of, decide, log_ratios, seeds_in_words
-from bench.deciding.options import DecideConfig
 from bench.deciding.step_times import LinkStepTimes, joined, levels_of, measure_step_times
-from bench.deciding.study import LINK_OPTIONS, Method, Study, train_missing
+from bench.deciding.study import LINK_OPTIONS, DecideConfig, Method, Study, train_missing
 from bench.deciding.trajectory import Trajectory, find_trajectories
 from bench.launch.jobs.fork_server import ForkServer
 from bench.report.comparison import compare

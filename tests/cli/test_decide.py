@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.core import registry
-from bench.deciding.options import NOT_TAKEN
+from bench.deciding.api import NOT_TAKEN
 from bench.deciding.search import TRAJECTORIES
 from tests.testing.invoke import execute, invoke
 

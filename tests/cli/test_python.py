@@ -27,7 +27,7 @@ from bench.core import functions
 from bench.core.config.configuration import Configuration
 from bench.core.config.run import RunConfig
 from bench.core.schema import METRICS
-from bench.deciding.options import DecideConfig
+from bench.deciding.study import DecideConfig
 from bench.launch.refusals import outcomes_without_torch
 from tests.testing.fake_rows import fake_seeds, topk_seeds, write_runs
 from tests.testing.invoke import REPOSITORY, invoke

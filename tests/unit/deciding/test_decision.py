@@ -16,9 +16,9 @@ from bench.deciding.decision import (
     log_ratios,
     shared_error,
 )
-from bench.deciding.options import DecideConfig
 from bench.deciding.search import crossing
 from bench.deciding.step_times import MOST_LEVELS, LinkStepTimes, levels_of
+from bench.deciding.study import DecideConfig
 from bench.deciding.trajectory import Trajectory, trajectory_of
 from bench.report.statistics import Effect, two_sided_quantile
 from bench.report.store import Run
