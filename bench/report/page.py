@@ -12,8 +12,9 @@ from pathlib import Path
 from bench.core.environment import version_of
 from bench.core.schema import METRICS_BY_NAME
 from bench.report import verdict
+from bench.report.baseline import NoSuchBaseline
 from bench.report.columns import format_value
-from bench.report.comparison import NoSuchBaseline, compare
+from bench.report.comparison import compare
 from bench.report.comparison_table import comparison_table, shared_settings
 from bench.report.groups import by_workload
 from bench.report.plots import style

@@ -34,7 +34,7 @@ class Results:
     Attributes:
         rows: rows as returned by ``store.read``.
         layers: rows as returned by ``store.read_layers``.
-        baseline: the name of the baseline of speed-ups, as ``comparison.choose_baseline`` reads it; None stands for the
+        baseline: the name of the baseline of speed-ups, as ``baseline.choose_baseline`` reads it; None stands for the
             default of `bench compare` for speeds.
     """
 

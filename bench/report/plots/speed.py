@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from bench.core.errors import UsageError
 from bench.core.schema import LAYERS
+from bench.report.baseline import BASELINES_OF_SPEED, choose_baseline
 from bench.report.columns import format_value
-from bench.report.comparison import BASELINES_OF_SPEED, choose_baseline
 from bench.report.groups import WORKLOAD, RunGroup
 from bench.report.plots import style
 from bench.report.plots.results import NotDrawable, Results, last_known, to_frame
