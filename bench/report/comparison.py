@@ -167,7 +167,7 @@ def compare(
 
     Args:
         rows: rows as returned by ``store.read``; not changed.
-        baseline: the name of the baseline, as `baseline.choose_baseline` reads it. None stands for the row without compression
+        baseline: the name of the baseline, as `choose_baseline` reads it. None stands for the row without compression
             or, if there is none, for the row that sends bf16; if the metric is a speed, bf16 is preferred.
         metric: the column that the verdict is about.
         by: columns to group by instead of ``config_id``.
