@@ -8,30 +8,26 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bench.api.comparing import compare
-    from bench.api.frames import load
+    from bench.api.comparing import compare, load
     from bench.api.runs import Runs, run
     from bench.core.errors import BenchError, Interrupted, NothingToCompare, RunFailed, UsageError
-
-    # an extension, which may be missing
-    from bench.extensions.decide.api import Answer, decide  # type: ignore[import-not-found, unused-ignore]
+    from bench.deciding.answer import Answer
+    from bench.deciding.api import decide
 else:
     _MODULES = {
+        "Answer": "bench.deciding.answer",
         "compare": "bench.api.comparing",
-        "load": "bench.api.frames",
+        "decide": "bench.deciding.api",
+        "load": "bench.api.comparing",
         "Runs": "bench.api.runs",
         "run": "bench.api.runs",
     } | dict.fromkeys(["BenchError", "Interrupted", "NothingToCompare", "RunFailed", "UsageError"], "bench.core.errors")
 
     def __getattr__(name):
-        if name in _MODULES:
-            globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
-            return globals()[name]
-        registry = importlib.import_module("bench.core.registry")
-        if not name.startswith("_") and name in registry.plugins("functions"):  # an extension's
-            globals()[name] = registry.load_plugin("functions", name)
-            return globals()[name]
-        raise AttributeError(f"module 'bench' has no attribute '{name}'")
+        if name not in _MODULES:
+            raise AttributeError(f"module 'bench' has no attribute '{name}'")
+        globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+        return globals()[name]
 
 
 __all__ = [

@@ -17,9 +17,9 @@ from typing import Any
 import pandas as pd
 
 from bench.core.config.run import RunConfig
-from bench.extensions.decide.step_times import joined, levels_of, measure_step_times
-from bench.extensions.decide.study import Study, train_missing
-from bench.extensions.decide.trajectory import Trajectory, find_trajectories
+from bench.deciding.step_times import joined, levels_of, measure_step_times
+from bench.deciding.study import Study, train_missing
+from bench.deciding.trajectory import Trajectory, find_trajectories
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 
 MODELS = ("small_cnn", "small_cnn:width=8,hidden=512", "vgg11:width=8,hidden=512")

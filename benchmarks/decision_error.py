@@ -28,12 +28,12 @@ from typing_extensions import override
 
 from bench.core.config.run import RunConfig
 from bench.core.schema import METRICS_BY_NAME
-from bench.extensions.decide import search
-from bench.extensions.decide.decision import DecisionRule, MethodDecision
-from bench.extensions.decide.search import Search
-from bench.extensions.decide.step_times import StepTimes
-from bench.extensions.decide.study import Method, Study
-from bench.extensions.decide.trajectory import Trajectory
+from bench.deciding import search
+from bench.deciding.decision import MethodDecision
+from bench.deciding.search import Search
+from bench.deciding.step_times import LinkStepTimes
+from bench.deciding.study import Method, Study
+from bench.deciding.trajectory import Trajectory
 from bench.report.store import Run
 
 MAX_SEEDS, MAX_SEEDS_ALIKE = 20, 6
@@ -102,8 +102,10 @@ class Draws:
             run=RUN,
         )
 
-    def measure_step_times(self, configs: Mapping[str, RunConfig], *_: object, **__: object) -> dict[str, StepTimes]:
-        return {name: StepTimes(nbytes=[NBYTES], seconds=self._job(name)) for name in configs}
+    def measure_step_times(
+        self, configs: Mapping[str, RunConfig], *_: object, **__: object
+    ) -> dict[str, LinkStepTimes]:
+        return {name: LinkStepTimes(nbytes=[NBYTES], seconds=self._job(name)) for name in configs}
 
     def _job(self, name: str) -> list[list[list[float]]]:
         errors = self.job_error * self.rng.standard_normal() + BLOCK_DEVIATION * self.rng.standard_normal(BLOCKS)
@@ -118,7 +120,6 @@ def decide_once(draws: Draws, num_candidates: int, folder: Path) -> list[MethodD
     found = DrawnSearch(
         study=Study(base={}, methods=[{"compressor": name} for name in names], rule={}),
         methods=[Method(name=n, trajectory=each, on_link=each) for n, each in zip(names, configs, strict=True)],
-        rule=DecisionRule(alpha=0.05, num_candidates=num_candidates, same=1.03, accuracy_margin=0.01),
         folder=folder,
         server=mock.Mock(),
         live=mock.Mock(),

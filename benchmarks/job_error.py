@@ -21,9 +21,9 @@ import pandas as pd
 
 from bench.core.counters import OtherWork
 from bench.core.environment import origin_columns
-from bench.extensions.decide.search import LONGEST_TIMING_S
-from bench.extensions.decide.step_times import DensityLevel, measure_step_times
-from bench.extensions.decide.study import Study, parse_method, read_methods
+from bench.deciding.search import LONGEST_TIMING_S
+from bench.deciding.step_times import measure_step_times
+from bench.deciding.study import Study, parse_method, read_methods
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 
 METHODS = Path("examples/demo.toml")
@@ -42,7 +42,7 @@ def measure(max_s: float) -> list[dict[str, Any]]:
         others.start()
         times = measure_step_times(
             {method.name: method.on_link for method in planned},
-            {method.name: [DensityLevel(nbytes=0.0, step=0)] for method in planned},
+            {method.name: [0] for method in planned},
             server,
             max_s=max_s,
             on_block=lambda _: None,

@@ -1,55 +1,192 @@
-"""Compare the runs in files, and return the comparison as a pandas table."""
+"""Read the runs in files as a pandas table, or compare them."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from bench.api.frames import frame, listed, type_of
+from pydantic import BeforeValidator
+from typing_extensions import Doc
+
+from bench.api.keywords import by_option_name, keywords_of, takes_options
 from bench.api.progress import warn
+from bench.core.config.configuration import Configuration, Flag
+from bench.core.config.run import OUTPUT
 from bench.core.run_folder import RUNS_FOLDER
-from bench.core.schema import to_cell
+from bench.core.schema import METRICS, to_cell
 from bench.report import comparison, groups, store, verdict
-from bench.report.columns import find_numbers
+from bench.report.columns import ALL, COLUMNS_BY_NAME, find_numbers
 from bench.report.comparison_table import comparison_table, shared_settings
 from bench.report.quality import quality_of
 from bench.report.statistics import SeedRule
+from bench.report.store import frame
 from bench.report.tables import Table, records
 
 if TYPE_CHECKING:
     import pandas as pd
 
+MEANING, INPUT, GATES = "Meaning", "Input", "Gates"
 
+
+def texts(given: Any) -> tuple[str, ...]:
+    """Return the items of a value or a list of values, each of which may list several, separated by commas."""
+    items = [] if given is None else [given] if isinstance(given, str | int | float) else given
+    return tuple(part.strip() for item in items for part in str(item).split(","))
+
+
+def _conditions(given: Any) -> tuple[str, ...]:
+    # Commas belong to a condition, for they also separate the options of a component.
+    if isinstance(given, Mapping):
+        return tuple(f"{name}={to_cell(value)}" for name, value in given.items())
+    return (given,) if isinstance(given, str) else tuple(given or ())
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(texts)]
+
+
+def _meanings(*, comparable: bool = False) -> dict[str, str]:
+    return {each.name: each.meaning for each in COLUMNS_BY_NAME.values() if each.better or not comparable}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompareConfig(Configuration):
+    """The options of `bench compare` and of `bench.compare`: which rows are compared, in what, and how."""
+
+    panels: ClassVar[tuple[str, ...]] = (MEANING, INPUT, OUTPUT, GATES)
+
+    baseline: Annotated[
+        str | None,
+        Doc("row that the others are compared with: a compressor, COMPRESSOR+COLLECTIVE, or a run's name"),
+        Flag(MEANING, metavar="SPEC", chosen="none, on native, else bf16; for speeds bf16 first"),
+    ] = None
+    metric: Annotated[
+        str | None,
+        Doc("column that the verdict is about, or bytes_to_target"),
+        Flag(
+            MEANING,
+            metavar="COLUMN",
+            chosen="samples_per_s; with --target, time_to_target_s; for runs too short to be timed, test_accuracy or "
+            "test_bits_per_byte",
+            words=lambda: _meanings(comparable=True),
+        ),
+    ] = None
+    target: Annotated[
+        Texts,
+        Doc(
+            "accuracies to reach, separated by commas: 0.9, or best-1 for one point below the baseline's mean final "
+            "accuracy; for a text bits per byte: 2.1, or best-1 for 1 % above the baseline's"
+        ),
+        Flag(MEANING, metavar="TARGETS", chosen="the target of each run"),
+    ] = ()
+    rule: Annotated[
+        SeedRule,
+        Doc(
+            "how seeds were chosen; fixed: their number was chosen before the first run, anytime: seeds were added "
+            "until the result was clear, and only seeds that both rows have are compared"
+        ),
+        Flag(MEANING),
+    ] = "fixed"
+    by: Annotated[
+        Texts,
+        Doc("group by these columns, separated by commas"),
+        Flag(
+            MEANING,
+            metavar="COLUMNS",
+            chosen="everything but the seed",
+            words=lambda: {column.name: column.meaning for column in METRICS},
+        ),
+    ] = ()
+    where: Annotated[
+        tuple[str, ...],
+        BeforeValidator(_conditions),
+        Doc(
+            "use only runs with these values: 'dataset=digits,world_size=4' ('steps=-': an empty cell). A component's "
+            "name without options matches any options; an item that is an option of the component before it belongs to "
+            "it"
+        ),
+        Flag(INPUT, metavar="COLUMN=VALUE"),
+    ] = ()
+    keep_going: Annotated[
+        bool,
+        Doc("skip, with a warning, paths that do not exist and files that cannot be read or are not bench's"),
+        Flag(INPUT, name="--keep-going"),
+    ] = False
+    sort: Annotated[
+        str | None,
+        Doc("order the rows by this column, or by bytes_to_target, best first"),
+        Flag(OUTPUT, metavar="COLUMN", chosen="in the order of the files", words=_meanings),
+    ] = None
+    extra_columns: Annotated[
+        Texts,
+        Doc(
+            "also show these columns, separated by commas; step: the parts of a step's time; all: every column, with "
+            "intervals, as in the other formats"
+        ),
+        Flag(OUTPUT, name="--columns", metavar="COLUMNS", words=lambda: _meanings(comparable=True)),
+    ] = ()
+
+    @property
+    def extra(self) -> list[str]:
+        """The names of the further columns to show.
+
+        Raises:
+            UsageError: there is no such column, or it holds no numbers.
+        """
+        return find_numbers([name for name in self.extra_columns if name != ALL])
+
+    @property
+    def conditions(self) -> list[groups.Condition]:
+        """The conditions that runs must meet."""
+        return [condition for text in self.where for condition in groups.parse_conditions(text)]
+
+    def compared(self, paths: Sequence[str | Path]) -> tuple[list[store.Row], comparison.Comparison]:
+        """Return the rows in files and folders, and the comparison of their runs."""
+        rows = store.read(paths, keep_going=self.keep_going, warn=warn)
+        are_timed = any(row["samples_per_s"] is not None for row in rows)
+        measured = "samples_per_s" if are_timed else quality_of(rows).column
+        return rows, comparison.compare(
+            rows,
+            baseline=self.baseline,
+            metric=self.metric or ("time_to_target_s" if self.target else measured),
+            by=self.by,
+            where=self.conditions,
+            targets=self.target,
+            sort=self.sort,
+            rule=self.rule,
+        )
+
+
+def load(paths: str | Path | Sequence[str | Path] = RUNS_FOLDER, *, keep_going: bool = False) -> pd.DataFrame:
+    """Return the rows of runs: one per evaluation, and one at the end of every run.
+
+    Columns with whole numbers, flags and texts have dtypes that know NA (``Int64``, ``boolean``, ``string``); all other
+    numbers are ``float64``. An empty cell is NA or NaN.
+
+    Args:
+        paths: run folders, folders of runs, CSV files, or patterns of these.
+        keep_going: skip, with a warning on stderr, paths that do not exist and files that cannot be used.
+
+    Raises:
+        UsageError: a file is not one of `bench`.
+        NothingToCompare: a path does not exist, or no path leads to a readable row.
+    """
+    rows = store.read(_listed(paths), keep_going=keep_going)
+    return frame(rows, {column.name: column.type for column in METRICS})
+
+
+@takes_options(CompareConfig)
 def compare(
-    paths: str | Path | Sequence[str | Path] = RUNS_FOLDER,
-    *,
-    baseline: str | None = None,
-    metric: str | None = None,
-    target: float | str | Sequence[float | str] = (),
-    rule: SeedRule = "fixed",
-    by: str | Sequence[str] = (),
-    where: str | Mapping[str, Any] | None = None,
-    columns: str | Sequence[str] = (),
-    sort: str | None = None,
-    keep_going: bool = False,
-    quiet: bool = False,
+    paths: str | Path | Sequence[str | Path] = RUNS_FOLDER, *, quiet: bool = False, **options: Any
 ) -> pd.DataFrame:
     """Compare runs with a baseline like `bench compare`.
 
     Args:
         paths: run folders, folders of runs, CSV files, or patterns of these.
-        baseline: the row that the others are compared with: a compressor, ``COMPRESSOR+COLLECTIVE``, or a run's name.
-        metric: column that the verdict is about; by default ``samples_per_s``, or ``time_to_target_s`` with `target`.
-        target: accuracies to reach, such as 0.9 or ``best-1``; or bits per byte of a text, such as 2.1.
-        rule: "fixed" if the number of seeds was chosen before the first run, "anytime" if seeds were added until the
-            result was clear.
-        by: columns to group by; by default everything but the seed.
-        where: use only runs with these values: ``{"dataset": "digits"}``.
-        columns: further columns, of which the means are added.
-        sort: column that orders the rows, best first.
-        keep_going: skip, with a warning, paths that do not exist and files that cannot be used.
         quiet: do not print the comparison's warnings on stderr.
+        options: options of `bench compare` that `CompareConfig` declares; what the command takes several times may be a
+            list, `target` a number, and `where` a dictionary: ``{"dataset": "digits"}``.
 
     Returns:
         One row per configuration, the baseline first, with the columns of ``bench compare --format csv``: ``gain`` is
@@ -59,53 +196,20 @@ def compare(
         sentences, the ``warnings``, and the metric, baseline and settings.
 
     Raises:
-        UsageError: a column or the baseline is unknown, or a target cannot be read.
+        UsageError: an option, a column or the baseline is unknown, or a target cannot be read.
         NothingToCompare: there is no readable row, or no run meets the conditions.
     """
-    if isinstance(where, Mapping):
-        conditions = [each for name in where for each in groups.parse_conditions(f"{name}={to_cell(where[name])}")]
-    else:
-        conditions = groups.parse_conditions(where) if where else []
-    _, compared = read_and_compare(
-        listed(paths),
-        baseline=baseline,
-        metric=metric,
-        by=_texts(by),
-        where=conditions,
-        targets=_texts(target),
-        sort=sort,
-        rule=rule,
-        keep_going=keep_going,
-    )
-    cautions = list(verdict.cautions(compared))
-    table = comparison_table(compared, extra=find_numbers(_texts(columns)), cautions=cautions)
-    caveats = list(verdict.caveats(compared))
+    config = CompareConfig(**by_option_name(options, compare, keywords_of(CompareConfig)))
+    _, compared = config.compared(_listed(paths))
+    cautions, caveats = list(verdict.cautions(compared)), list(verdict.caveats(compared))
+    table = comparison_table(compared, extra=config.extra, cautions=cautions)
     rows = records(table)
     names = dict.fromkeys(name for row in rows for name in row)
-    found = frame(rows, {name: type_of([row.get(name) for row in rows]) for name in names})
+    found = frame(rows, {name: _type_of([row.get(name) for row in rows]) for name in names})
     found.attrs.update(described(table, compared, caveats))
-    if not quiet:
-        for sentence in (*cautions, *caveats):
-            warn(sentence)
+    for sentence in () if quiet else (*cautions, *caveats):
+        warn(sentence)
     return found
-
-
-def read_and_compare(
-    paths: Sequence[str | Path], *, metric: str | None, targets: Sequence[str], keep_going: bool, **options: Any
-) -> tuple[list[store.Row], comparison.Comparison]:
-    """Return the rows in files, and the comparison of their runs.
-
-    Args:
-        paths: the files and folders.
-        metric: column that the verdict is about; None chooses one that the rows have.
-        targets: values to reach.
-        keep_going: skip, with a warning, what cannot be read.
-        options: further arguments of `comparison.compare`.
-    """
-    rows = store.read(paths, keep_going=keep_going, warn=warn)
-    are_timed = any(row["samples_per_s"] is not None for row in rows)
-    metric = metric or ("time_to_target_s" if targets else "samples_per_s" if are_timed else quality_of(rows).column)
-    return rows, comparison.compare(rows, metric=metric, targets=targets, **options)
 
 
 def described(table: Table, compared: comparison.Comparison, warnings: Sequence[str]) -> dict[str, Any]:
@@ -120,8 +224,12 @@ def described(table: Table, compared: comparison.Comparison, warnings: Sequence[
     }
 
 
-def _texts(items: float | str | Sequence[float | str]) -> list[str]:
-    # A text may list several items, separated by commas.
-    if isinstance(items, (int, float)):
-        return [str(items)]
-    return [part.strip() for text in ([items] if isinstance(items, str) else items) for part in str(text).split(",")]
+def _type_of(values: Sequence[Any]) -> type:
+    """Return the common Python type of values, float if there is a float or no value at all."""
+    kinds = {type(value) for value in values if value is not None}
+    return float if not kinds or float in kinds else kinds.pop()
+
+
+def _listed(items: str | Path | Sequence[str | Path]) -> list[str | Path]:
+    """Return the items, or the only item, as a list."""
+    return [items] if isinstance(items, (str, Path)) else list(items)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from typing_extensions import Unpack
+from typing import TYPE_CHECKING, Any
 
 from bench.api.batch import (
     Residuals,
@@ -19,9 +17,8 @@ from bench.api.batch import (
     seeds_to_run,
     warn_of_runs,
 )
-from bench.api.frames import load
+from bench.api.comparing import load
 from bench.api.keywords import by_option_name, takes_options
-from bench.api.run_options import RunOptions
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.core.run_folder import RUNS_FOLDER
@@ -46,7 +43,7 @@ class Runs:
     rows: pd.DataFrame = dataclasses.field(repr=False)
 
 
-@takes_options
+@takes_options(RunConfig)
 def run(
     *,
     compressor: str | Sequence[str] | None = None,
@@ -55,7 +52,7 @@ def run(
     resume: str | Path | None = None,
     resume_residuals: Residuals | None = None,
     quiet: bool = False,
-    **options: Unpack[RunOptions],
+    **options: Any,
 ) -> Runs:
     """Train like `bench run`, once per seed and compressor.
 

@@ -30,6 +30,7 @@ GROUP = "commands"
 BUILT_IN = {
     "run": (ANSWER, "run"),
     "sweep": (ANSWER, "sweep"),
+    "decide": (ANSWER, "decide"),
     "compare": (ANSWER, "compare"),
     "report": (ANSWER, "report"),
     "plot": (ANSWER, "plot"),
@@ -40,7 +41,6 @@ BUILT_IN = {
 # This project's extensions by their commands; an installation may lack them.
 EXTENSIONS = {
     "tune": "bench.extensions.tune",
-    "decide": "bench.extensions.decide",
     "collectives": "bench.extensions.microbenchmarks",
     "compressors": "bench.extensions.microbenchmarks",
     "calibrate": "bench.extensions.predict",

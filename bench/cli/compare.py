@@ -1,29 +1,24 @@
 """`bench compare`, which compares runs with a baseline and says which differences are significant."""
 
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from bench.api.comparing import described, read_and_compare
+from bench.api.comparing import GATES, INPUT, CompareConfig, described, texts
 from bench.api.progress import warn
 from bench.cli.console import stdout_console
-from bench.cli.options import complete_from
+from bench.cli.options import takes
+from bench.core.config.run import OUTPUT
 from bench.core.errors import NothingToCompare, Regression, UsageError
 from bench.core.files import writing
 from bench.core.run_folder import RUNS_FOLDER
-from bench.core.schema import METRICS
-from bench.report import comparison, gates, groups, store, tables, verdict
-from bench.report.columns import ALL, COLUMNS_BY_NAME, find_numbers
+from bench.report import gates, groups, store, tables, verdict
+from bench.report.columns import ALL
+from bench.report.comparison import Comparison
 from bench.report.comparison_table import answer_table, comparison_table
-from bench.report.statistics import SeedRule
 
-MEANING = "Meaning"
-INPUT = "Input"
-OUTPUT = "Output"
-GATES = "Gates"
 EXAMPLES = """[bold]Examples[/bold]
 
   bench compare
@@ -39,9 +34,6 @@ EXAMPLES = """[bold]Examples[/bold]
 Format = Literal["rich", "markdown", "latex", "csv", "json"]
 _SUFFIXES: dict[str, Format] = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".json": "json"}
 
-
-_COMPLETE_METRIC = complete_from(lambda: {c.name: c.meaning for c in COLUMNS_BY_NAME.values() if c.better})
-
 RunPaths = Annotated[
     list[Path] | None,
     typer.Argument(
@@ -50,80 +42,12 @@ RunPaths = Annotated[
         show_default=False,
     ),
 ]
-Baseline = Annotated[
-    str | None,
-    typer.Option(
-        help="Row that the others are compared with: a compressor, COMPRESSOR+COLLECTIVE, or a run's name (default: "
-        "none, on native, else bf16; for speeds bf16 first).",
-        metavar="SPEC",
-        show_default=False,
-        rich_help_panel=MEANING,
-    ),
-]
 
 
+@takes(CompareConfig)
 def compare(
+    options: CompareConfig,
     paths: RunPaths = None,
-    baseline: Baseline = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            help="Column that the verdict is about, or bytes_to_target (default: samples_per_s; with --target, "
-            "time_to_target_s; for runs too short to be timed, test_accuracy or test_bits_per_byte).",
-            metavar="COLUMN",
-            show_default=False,
-            autocompletion=_COMPLETE_METRIC,
-            rich_help_panel=MEANING,
-        ),
-    ] = None,
-    target: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Accuracies to reach, separated by commas: 0.9, or best-1 for one point below the baseline's mean "
-            "final accuracy; for a text bits per byte: 2.1, or best-1 for 1 % above the baseline's (default: the "
-            "target of each run).",
-            metavar="TARGETS",
-            show_default=False,
-            rich_help_panel=MEANING,
-        ),
-    ] = None,
-    rule: Annotated[
-        SeedRule,
-        typer.Option(
-            help="fixed: the number of seeds was chosen before the first run. anytime: seeds were added until the "
-            "result was clear; only seeds that both rows have are compared.",
-            rich_help_panel=MEANING,
-        ),
-    ] = "fixed",
-    by: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Group by these columns, separated by commas (default: everything but the seed).",
-            metavar="COLUMNS",
-            show_default=False,
-            autocompletion=complete_from(lambda: {column.name: column.meaning for column in METRICS}),
-            rich_help_panel=MEANING,
-        ),
-    ] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Use only runs with these values: 'dataset=digits,world_size=4' ('steps=-': an empty cell). A "
-            "component's name without options matches any options; an item that is an option of the component before "
-            "it belongs to it.",
-            metavar="COLUMN=VALUE",
-            show_default=False,
-            rich_help_panel=INPUT,
-        ),
-    ] = None,
-    keep_going: Annotated[
-        bool,
-        typer.Option(
-            "--keep-going",
-            help="Skip, with a warning, paths that do not exist and files that cannot be read or are not bench's.",
-            rich_help_panel=INPUT,
-        ),
-    ] = False,
     allow_other_machine: Annotated[
         bool,
         typer.Option(
@@ -132,28 +56,6 @@ def compare(
             rich_help_panel=INPUT,
         ),
     ] = False,
-    sort: Annotated[
-        str | None,
-        typer.Option(
-            help="Order the rows by this column, or by bytes_to_target, best first (default: in the order of the "
-            "files).",
-            metavar="COLUMN",
-            show_default=False,
-            autocompletion=complete_from(lambda: {c.name: c.meaning for c in COLUMNS_BY_NAME.values()}),
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    columns: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Also show these columns, separated by commas; step: the parts of a step's time; all: every column, "
-            "with intervals, as in the other formats.",
-            metavar="COLUMNS",
-            show_default=False,
-            autocompletion=_COMPLETE_METRIC,
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
     as_format: Annotated[
         Format | None,
         typer.Option(
@@ -198,50 +100,21 @@ def compare(
     if as_json and as_format not in (None, "json"):
         raise UsageError(f"--json and --format {as_format} contradict each other; give one of them")
     by_suffix = _SUFFIXES.get(out.suffix.lower() if out else "", "rich")
-    chosen_format: Format = "json" if as_json else as_format or by_suffix
+    chosen: Format = "json" if as_json else as_format or by_suffix
     # If the user writes `--fail-on A B`, Typer passes B as a path.
     further = [path for path in paths or [] if fail_on and gates.FORM.fullmatch(str(path))]
-    limits = [gates.Gate.parse(text) for text in [*_parts(fail_on), *map(str, further)]]
-    given = [path for path in paths or [] if path not in further]
-    names = _parts(columns)
-    extra = find_numbers([name for name in names if name != ALL])
-    conditions = [condition for text in where or [] for condition in groups.parse_conditions(text)]
-    rows, compared = read_and_compare(
-        given or [RUNS_FOLDER],
-        baseline=baseline,
-        metric=metric,
-        by=_parts(by),
-        where=conditions,
-        targets=_parts(target),
-        sort=sort,
-        rule=rule,
-        keep_going=keep_going,
-    )
+    limits = [gates.Gate.parse(text) for text in texts([*(fail_on or []), *further])]
+    extra = options.extra
+    rows, compared = options.compared([path for path in paths or [] if path not in further] or [RUNS_FOLDER])
     judged = gates.check(compared, limits)
     if reference is not None:
         sides = (rows, store.read([reference], warn=warn))
-        held = gates.check_reference(*(groups.select(store.collect_runs(side), conditions) for side in sides))
+        held = gates.check_reference(*(groups.select(store.collect_runs(side), options.conditions) for side in sides))
         judged.crossed.extend(held.crossed)
         judged.unmeasured.extend(held.unmeasured)
     cautions = [] if allow_other_machine else list(verdict.cautions(compared))
-    build = answer_table if chosen_format == "rich" and ALL not in names else comparison_table
-    table = build(compared, extra=extra, cautions=cautions)
-    _write(table, compared, [*verdict.caveats(compared), *judged.undecided], chosen_format, out)
-    if judged.crossed:
-        raise Regression("; ".join(judged.crossed))
-    if judged.unmeasured:
-        raise NothingToCompare("; ".join(judged.unmeasured))
-
-
-def _parts(texts: Iterable[str] | None) -> list[str]:
-    # An option may be repeated and may list several items, separated by commas.
-    return [part.strip() for text in texts or [] for part in text.split(",")]
-
-
-def _write(
-    table: tables.Table, compared: comparison.Comparison, warnings: list[str], chosen: Format, out: Path | None
-) -> None:
-    # The warnings go to stderr; JSON and Markdown also contain them.
+    build = answer_table if chosen == "rich" and ALL not in options.extra_columns else comparison_table
+    table, warnings = build(compared, extra=extra, cautions=cautions), [*verdict.caveats(compared), *judged.undecided]
     if out:
         if out.is_fifo():
             raise UsageError(
@@ -255,19 +128,18 @@ def _write(
     else:
         typer.echo(_text(table, compared, warnings, chosen), nl=False)
     sys.stdout.flush()  # so that the warnings on stderr come after the table
+    # The warnings go to stderr; JSON and Markdown also contain them.
     for sentence in [*warnings, *([] if chosen != "csv" else table.cautions)]:
         warn(sentence)
+    if judged.crossed:
+        raise Regression("; ".join(judged.crossed))
+    if judged.unmeasured:
+        raise NothingToCompare("; ".join(judged.unmeasured))
 
 
-def _text(table: tables.Table, compared: comparison.Comparison, warnings: list[str], chosen: Format) -> str:
-    match chosen:
-        case "csv":
-            return tables.to_csv(table)
-        case "json":
-            return tables.to_json(table, **described(table, compared, warnings))
-        case "markdown":
-            return "\n".join([tables.to_markdown(table), *(f"- warning: {sentence}" for sentence in warnings), ""])
-        case "latex":
-            return tables.to_latex(table)
-        case "rich":
-            return tables.to_text(table)
+def _text(table: tables.Table, compared: Comparison, warnings: list[str], chosen: Format) -> str:
+    if chosen == "json":
+        return tables.to_json(table, **described(table, compared, warnings))
+    if chosen == "markdown":
+        return "\n".join([tables.to_markdown(table), *(f"- warning: {sentence}" for sentence in warnings), ""])
+    return {"csv": tables.to_csv, "latex": tables.to_latex, "rich": tables.to_text}[chosen](table)

@@ -1,9 +1,11 @@
 """Turn the options that a configuration declares into options of a Typer command."""
 
 import inspect
+import itertools
+import typing
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
+from typing import Annotated, Any
 
 import typer
 
@@ -52,9 +54,6 @@ def complete(kind: str, *, several: bool = False) -> Callable[[str], list[tuple[
     )
 
 
-C = TypeVar("C", bound=Configuration)
-Own = ParamSpec("Own")
-
 RowFile = Annotated[
     Path | None,
     typer.Option(
@@ -65,36 +64,36 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print data as JSON on stdo
 
 
 def takes(
-    configuration: type[C], *, several: Mapping[str, str] | None = None, hidden: Collection[str] = ()
-) -> Callable[[Callable[Concatenate[C, Own], None]], Callable[..., None]]:
-    """Decorate a command so that it takes all options of a configuration in addition to its own.
+    *configurations: type[Configuration], several: Mapping[str, str] | None = None, hidden: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a command so that it takes all options of configurations in addition to its own.
 
-    The function gets the configuration's options as one object, its first argument.
+    The function gets the options of each configuration as one object; these are its first arguments.
 
     Args:
-        configuration: class of this object.
-        several: for each option that accepts several components, a text to add to the option's help; the configuration
-            gets the components' specs as one text, separated by commas.
+        configurations: classes of these objects.
+        several: for each option that may be repeated, a text to add to its help; its configuration gets the values as
+            one text, separated by commas.
         hidden: options that the command refuses with a reason of its own; its help does not show them.
     """
     lists = several or {}
+    panels = [panel for configuration in configurations for panel in configuration.panels]
 
-    def decorate(function: Callable[Concatenate[C, Own], None]) -> Callable[..., None]:
-        _, *own = inspect.signature(function, eval_str=True).parameters.values()
-        flags = [option for option in configuration.options() if option.flag]
-        declared = [_parameter(each, lists.get(each.name), is_hidden=each.name in hidden) for each in flags]
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(function, eval_str=True).parameters.values())[len(configurations) :]
+        flags = {each: [option for option in each.options() if option.flag] for each in configurations}
+        options = itertools.chain(*flags.values())
+        declared = [_parameter(each, lists.get(each.name), is_hidden=each.name in hidden) for each in options]
 
         def command(**given: Any) -> None:
-            given |= {name: ",".join(given[name]) for name in lists}
-            options = configuration(**{parameter.name: given.pop(parameter.name) for parameter in declared})
-            function(options, **given)  # type: ignore[call-arg]
+            given |= {name: ",".join(given[name]) for name in lists if given.get(name) is not None}
+            objects = [
+                configuration(**{each.name: given.pop(each.name) for each in taken if each.name in given})
+                for configuration, taken in flags.items()
+            ]
+            function(*objects, **given)
 
-        def panel(parameter: inspect.Parameter) -> int:
-            note = getattr(parameter.annotation, "__metadata__", (None,))[0]  # the context has none and is not shown
-            heading = getattr(note, "rich_help_panel", None)
-            return configuration.panels.index(heading) if heading in configuration.panels else -1  # own panels first
-
-        parameters = sorted([*declared, *own], key=panel)
+        parameters = sorted([*declared, *own], key=lambda each: _place(each, panels))
         command.__doc__ = function.__doc__
         command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
@@ -103,6 +102,12 @@ def takes(
         return command
 
     return decorate
+
+
+def _place(parameter: inspect.Parameter, panels: list[str]) -> int:
+    note = getattr(parameter.annotation, "__metadata__", (None,))[0]  # the context has none and is not shown
+    heading = getattr(note, "rich_help_panel", None)
+    return panels.index(heading) if heading in panels else -1  # own panels first
 
 
 def row_writer(out: Path | None, columns: tuple[Column, ...]) -> RowWriter | None:
@@ -118,21 +123,24 @@ def row_writer(out: Path | None, columns: tuple[Column, ...]) -> RowWriter | Non
 
 
 def _parameter(option: CommandOption, several: str | None, *, is_hidden: bool) -> inspect.Parameter:
-    flag = option.flag
+    flag, is_tuple = option.flag, typing.get_origin(option.value_type) is tuple
     assert flag is not None
+    is_list = is_tuple or several is not None
+    completed = complete(flag.kind, several=flag.many or is_list) if flag.kind else None
     info = typer.Option(
         *([flag.name] if flag.name else []),
         help=f"{option.meaning[0].upper()}{option.meaning[1:]}{f'; {several}' if several else ''}.",
         rich_help_panel=flag.panel,
         hidden=is_hidden,
-        metavar=f"{option.cell_type.__name__} {option.range}" if option.range else None,
+        metavar=flag.metavar or (f"{option.cell_type.__name__} {option.range}" if option.range else None),
         show_default=flag.chosen or True,
-        autocompletion=complete(flag.kind, several=bool(flag.many or several)) if flag.kind else None,
+        autocompletion=complete_from(flag.words) if flag.words else completed,
     )
-    kind = option.value_type if option.default is not None else option.value_type | None
+    default = None if is_tuple else [option.default] if is_list and option.default is not None else option.default
+    kind = list[str] if is_list else option.value_type
     return inspect.Parameter(
         option.name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=[option.default] if several else option.default,
-        annotation=Annotated[list[str] if several else kind, info],
+        default=default,
+        annotation=Annotated[kind if default is not None else kind | None, info],
     )

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from bench.api.progress import warn
-from bench.cli.compare import Baseline, RunPaths
+from bench.cli.compare import RunPaths
 from bench.core.files import check_writable, make_folder, writing
 from bench.core.run_folder import REPORT, RUNS_FOLDER
 from bench.report import store
@@ -25,7 +25,12 @@ EXAMPLES = """[bold]Examples[/bold]
 
 def report(
     paths: RunPaths = None,
-    baseline: Baseline = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            help="Row that the others are compared with, as for bench compare.", metavar="SPEC", show_default=False
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The HTML file.", metavar="FILE")] = REPORT,
 ) -> None:
     """Write one HTML file: what is compared, the verdict, tables, pictures, caveats, machines and commands.

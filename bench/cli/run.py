@@ -138,9 +138,7 @@ def _print_results(batch: Batch, as_json: bool) -> None:
     elif any(result.status == "ok" for result in batch.results):
         from bench.cli.compare import compare  # takes 20 ms, so only if it is needed
 
-        is_timed = any(result.summary.get("samples_per_s") for result in batch.results)
-        rows = [row for result in batch.results for row in rows_of(result)]
-        compare([result.folder.path for result in batch.results], metric=None if is_timed else quality_of(rows).column)
+        compare(paths=[result.folder.path for result in batch.results])
     if as_json or batch.num_methods == 1:  # the comparison prints these warnings itself
         warn_of_runs(batch.results)
 

@@ -215,6 +215,17 @@ def load_plugin(group: str, name: str) -> object:
         return getattr(importlib.import_module(module), attribute)
 
 
+def load_plugins(group: str) -> list[object]:
+    """Import and return all objects that packages add to a group; warn of those that cannot be imported."""
+    found = []
+    for name in plugins(group):
+        try:
+            found.append(load_plugin(group, name))
+        except PluginError as error:
+            warn_once(f"left out: {error}")
+    return found
+
+
 @contextlib.contextmanager
 def blaming_provider(what: str, entry: Entry, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Turn an exception of the block, even `SystemExit`, into an error that names the third party's package.

@@ -10,9 +10,10 @@ from typing import Any, Literal
 from bench.core.errors import UsageError
 from bench.core.schema import Column
 from bench.report.anytime import Conclusion
+from bench.report.baseline import BASELINES, BASELINES_OF_SPEED, choose_baseline
 from bench.report.columns import COLUMNS_BY_NAME, find_column, find_metric
 from bench.report.groups import SETTINGS, Condition, RunGroup, group_runs, select
-from bench.report.quality import Quality
+from bench.report.quality import SAME_CHANGE, Metric
 from bench.report.statistics import Effect, SeedRule, holm, improvement, judge
 from bench.report.store import Row, Run, collect_runs, one_per_seed
 from bench.report.targets import (
@@ -29,10 +30,6 @@ from bench.report.targets import (
 
 SAME_FACTOR = (1 / 1.05, 1.05)  # factors in this range make no practical difference
 
-_FP32, _BF16 = ("none",), ("bf16", "torch_bf16")
-BASELINES = (*_FP32, *_BF16)  # the default baselines, the preferred one first
-BASELINES_OF_SPEED = (*_BF16, *_FP32)  # for speed bf16 comes first: it costs nothing, so fp32 would flatter the others
-
 CPU = "cpu_s_per_step"
 _OF_A_STEP = ("samples_per_s", "step_time_s", "step_time_p95_s")
 _SPEED_UNITS = ("s", "samples/s")
@@ -40,6 +37,7 @@ _SPEED_UNITS = ("s", "samples/s")
 ComparisonVerdict = Literal[
     "baseline", "faster", "slower", "better", "worse", "higher", "lower", "same", "unclear", "failed"
 ]
+_Words = tuple[ComparisonVerdict, ComparisonVerdict]  # of an effect above what is the same, and of one below
 BETTER, WORSE = ("faster", "better", "higher"), ("slower", "worse", "lower")
 
 
@@ -49,7 +47,7 @@ class Finding:
 
     Attributes:
         effect: the factor by which the candidate is better or, for the quality of the models, the change from baseline
-            to candidate as `Quality` defines it; None if either side has no value.
+            to candidate as `Metric` defines it; None if either side has no value.
         p: p-value of the effect, adjusted for the number of candidates and targets; None if it cannot be tested.
         verdict: the conclusion that the seeds allow.
         held_back: True if the verdict is "unclear" because seeds missed the target or diverged, so that more seeds
@@ -108,7 +106,7 @@ class Comparison:
     metric: Column
     by: tuple[str, ...]
     targets: list[Target]
-    quality: Quality
+    quality: Metric
     rows: list[ComparedRow]
     unfinished: list[Run]
     repeated: list[Run]
@@ -222,71 +220,6 @@ def compare(
     )
 
 
-def choose_baseline(
-    rows: Sequence[RunGroup], wanted: str | None, defaults: Sequence[str]
-) -> tuple[RunGroup, str | None]:
-    """Choose the baseline of a comparison.
-
-    If several rows match, a row with a successful run is preferred, then one with the collective ``native``, then one
-    with the strategy ``ddp``, then the one that appears first.
-
-    Args:
-        rows: the groups of runs, in order of appearance; at least one.
-        wanted: the user's name for the baseline: a compressor, ``compressor+collective``, a run's name, or a value of a
-            row's label. A compressor with exactly these options takes precedence over the same compressor with others.
-            None stands for the first of ``defaults`` that a row with a successful run uses or, if there is none, for
-            the first row.
-        defaults: compressors, the preferred one first.
-
-    Returns:
-        The baseline, and a sentence for the user. The sentence says which row is the baseline if several rows match, or
-        if no row uses a default; otherwise it is None.
-
-    Raises:
-        NoSuchBaseline: no row matches ``wanted``; the message lists the rows.
-    """
-    fit = [row for row in rows if row.ok] or rows
-    if wanted is None:
-        advice = " (--baseline chooses another)"
-        choices = [(f"use {name}", [row for row in fit if row.distinct("compressor") == [name]]) for name in defaults]
-    else:
-        advice = ""
-        choices = [
-            (f"fit --baseline {wanted}", [row for row, own in zip(rows, names, strict=True) if wanted in own])
-            for names in zip(*map(_names, rows), strict=True)
-        ]
-    for what, found in choices:
-        if found:
-            ok = [row for row in found if row.ok] or found
-            chosen = min(
-                ok, key=lambda row: (row.distinct("collective") != ["native"], row.distinct("strategy") != ["ddp"])
-            )
-            return chosen, f"{len(found)} rows {what}; the baseline is {chosen.title}{advice}" if found[1:] else None
-    if wanted is not None:
-        raise NoSuchBaseline(f"no row fits --baseline {wanted}; the rows are: {'; '.join(row.title for row in rows)}")
-    said = f"no row uses {' or '.join(defaults)}, so the baseline is {fit[0].title}{advice}"
-    return fit[0], said if fit[1:] else None
-
-
-class NoSuchBaseline(UsageError):
-    """No row matches the baseline that the user named."""
-
-
-def _names(row: RunGroup) -> list[set[str]]:
-    # The texts by which a user can name a row, the most exact ones first.
-    specs = {(str(run["compressor"]), str(run["collective"])) for run in row.runs}
-    bare = {(compressor.partition(":")[0], collective.partition(":")[0]) for compressor, collective in specs}
-    return [
-        {compressor for compressor, _ in specs},
-        {f"{compressor}+{collective}" for compressor, collective in specs},
-        set(row.distinct("name")),
-        set(row.distinct("config_id")),
-        {row.title, *map(str, row.label.values())},
-        {compressor for compressor, _ in bare},
-        {f"{compressor}+{collective}" for compressor, collective in bare},
-    ]
-
-
 def in_order_of(name: str | None, candidates: Sequence[RunGroup], target: Target) -> list[RunGroup]:
     """Sort the candidates by a column.
 
@@ -322,7 +255,7 @@ def _compared(
     baseline: RunGroup,
     candidates: Sequence[RunGroup],
     metric: Column,
-    quality: Quality,
+    quality: Metric,
     to_reach: Sequence[Target],
     rule: SeedRule,
 ) -> list[ComparedRow]:
@@ -339,7 +272,8 @@ def _compared(
         else None
         for each in candidates
     ]
-    accuracy = _findings(candidates, changes, same=quality.same, words=quality.verdicts, forbids=divergence_forbids)
+    of_quality: _Words = ("higher", "lower") if quality.higher_is_better else ("worse", "better")
+    accuracy = _findings(candidates, changes, same=SAME_CHANGE, words=of_quality, forbids=divergence_forbids)
     first, *others = to_reach
     gains = (
         accuracy if metric.name == quality.column else _gains(baseline, candidates, metric, first, len(to_reach), rule)
@@ -385,9 +319,7 @@ def _gains(
     baseline: RunGroup, candidates: Sequence[RunGroup], metric: Column, target: Target, tables: int, rule: SeedRule
 ) -> list[Finding]:
     # The metric is not the quality. With several targets, ``tables`` is their number.
-    words: tuple[ComparisonVerdict, ComparisonVerdict] = (
-        ("faster", "slower") if metric.unit in _SPEED_UNITS else ("better", "worse")
-    )
+    words: _Words = ("faster", "slower") if metric.unit in _SPEED_UNITS else ("better", "worse")
     if metric.name not in TO_TARGET:
         effects = [
             improvement(
@@ -428,7 +360,7 @@ def _findings(
     effects: Sequence[Effect | None],
     *,
     same: tuple[float, float],
-    words: tuple[ComparisonVerdict, ComparisonVerdict],
+    words: _Words,
     tables: int = 1,
     forbids: Callable[[ComparisonVerdict, int], bool] = lambda verdict, number: False,
 ) -> list[Finding]:

@@ -20,7 +20,7 @@ from bench.report.columns import (
 )
 from bench.report.comparison import ComparedRow, Comparison, ComparisonVerdict
 from bench.report.groups import COMPONENTS, name_of
-from bench.report.quality import BITS_PER_BYTE, Quality, yardsticks
+from bench.report.quality import BITS_PER_BYTE, Metric, yardsticks
 from bench.report.statistics import Effect, MeanEstimate
 from bench.report.tables import Raw, Table, TableCell, TableColumn, table_of
 from bench.report.targets import Target
@@ -86,9 +86,9 @@ def comparison_table(comparison: Comparison, *, extra: Sequence[str] = (), cauti
         columns += [_mean(metric, target, 2, interval=True), (TableColumn(gain), _gain_cell)]
     columns += [
         (TableColumn("verdict", "left"), partial(_verdict_cell, comparison, with_reason=True)),
-        (TableColumn(quality.headings[0]), partial(_quality_cell, quality)),
+        (TableColumn(f"{quality.noun}\n{'% ' if quality.is_share else ''}± sd"), partial(_quality_cell, quality)),
         (
-            TableColumn(f"{quality.noun} vs baseline\n{quality.units[0]} [95% CI]", priority=3),
+            TableColumn(f"{quality.noun} vs baseline\n{quality.unit} [95% CI]", priority=3),
             partial(_change_cell, quality, with_verdict=True),
         ),
     ]
@@ -133,9 +133,9 @@ def answer_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions:
         settings["seeds"] = f"{ok} each" if len(comparison.rows) > 1 else str(ok)
     if comparison.is_about_quality:
         columns += [
-            (TableColumn(quality.headings[0]), partial(_quality_cell, quality)),
+            (TableColumn(f"{quality.noun}\n{'% ' if quality.is_share else ''}± sd"), partial(_quality_cell, quality)),
             (
-                TableColumn(f"{quality.units[0]} vs {baseline}\n[95% CI]"),
+                TableColumn(f"{quality.unit} vs {baseline}\n[95% CI]"),
                 partial(_change_cell, quality, with_verdict=False),
             ),
         ]
@@ -151,7 +151,8 @@ def answer_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions:
         for number, each in enumerate(further)
     ]
     if not comparison.is_about_quality:
-        columns.append((TableColumn(quality.headings[1].format(baseline)), partial(_short_quality_cell, quality)))
+        heading = f"{quality.noun} %\n(vs {baseline})" if quality.is_share else f"{quality.noun}\n(% vs {baseline})"
+        columns.append((TableColumn(heading), partial(_short_quality_cell, quality)))
     for name in dict.fromkeys(["payload_bytes_per_step", *extra]):
         if name not in (metric, quality.column) and (name in extra or not further):  # several targets take its place
             columns.append(_mean(name, target, heading="sent/\nstep" if name == "payload_bytes_per_step" else ""))
@@ -161,7 +162,7 @@ def answer_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions:
 def _table(
     comparison: Comparison, columns: Sequence[Declared], settings: Mapping[str, str], cautions: Sequence[str]
 ) -> Table:
-    heading, above = comparison.quality.title, ""
+    heading, above = f"test {comparison.quality.noun}", ""
     if not comparison.is_about_quality:
         heading = _heading(comparison.metric.name, comparison.targets[0]).replace("\n", " ")
         above = f" (above 1x is {'faster' if comparison.is_about_speed else 'better'})"
@@ -321,18 +322,18 @@ def _verdict_cell(comparison: Comparison, row: ComparedRow, *, with_reason: bool
     return TableCell(text=f"{row.gain.verdict}{reason}", raw=raw, style=_STYLES.get(row.gain.verdict, ""))
 
 
-def _estimate(quality: Quality, row: ComparedRow) -> MeanEstimate | None:
+def _estimate(quality: Metric, row: ComparedRow) -> MeanEstimate | None:
     return row.group.estimate(quality.column) if row.group.quality is quality else None
 
 
-def _quality_cell(quality: Quality, row: ComparedRow) -> TableCell:
+def _quality_cell(quality: Metric, row: ComparedRow) -> TableCell:
     known = _estimate(quality, row)
     mean, sd = (known.mean, known.sd) if known else (None, None)
     texts = [] if mean is None else [quality.in_table(value) for value in (mean, sd) if value is not None]
     return TableCell(text=" ± ".join(texts) or NOTHING, raw={quality.column: mean, f"{quality.column}_sd": sd})
 
 
-def _short_quality_cell(quality: Quality, row: ComparedRow) -> TableCell:
+def _short_quality_cell(quality: Metric, row: ComparedRow) -> TableCell:
     # Show the mean, and its change from the baseline in points or per cent, such as ``97.2 (-1.0)``.
     known, effect = _estimate(quality, row), row.accuracy.effect
     if known is None:
@@ -343,7 +344,7 @@ def _short_quality_cell(quality: Quality, row: ComparedRow) -> TableCell:
     )
 
 
-def _change_cell(quality: Quality, row: ComparedRow, *, with_verdict: bool) -> TableCell:
+def _change_cell(quality: Metric, row: ComparedRow, *, with_verdict: bool) -> TableCell:
     # Show the change from the baseline in points or per cent, with its interval and, if wanted, the verdict.
     effect, verdict = row.accuracy.effect, row.accuracy.verdict
     raw = _effect_raw(f"{quality.name}_difference", effect)

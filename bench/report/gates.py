@@ -6,19 +6,16 @@ The results decide the exit code of `bench compare`.
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
-from typing import Literal, Self, cast
+from typing import Self
 
 from bench.core.errors import UsageError
 from bench.report.columns import format_factor, format_points
 from bench.report.comparison import ComparedRow, Comparison, Finding, diverges_more_often
-from bench.report.quality import ACCURACY, BITS_PER_BYTE, Quality, quality_of
+from bench.report.quality import Metric, metrics, quality_of
 from bench.report.statistics import CONFIDENCE, improvement
 from bench.report.store import Run
 
-GateKind = Literal["slower", "accuracy", "bits_per_byte", "bytes"]
-
-FORM = re.compile(r"(?:(slower):\+?|(accuracy):-?|(bits_per_byte|bytes):\+?)([0-9]{1,9}(?:\.[0-9]+)?)(%?)")
-_OF_QUALITY: dict[str, Quality] = {quality.name: quality for quality in (ACCURACY, BITS_PER_BYTE)}
+FORM = re.compile(r"([a-z_0-9]+):([+-]?)([0-9]{1,9}(?:\.[0-9]+)?)(%?)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,16 +23,18 @@ class Gate:
     """One limit that the user gave with ``--fail-on``, such as ``slower:5%``.
 
     Attributes:
-        kind: the quantity that must not become worse. ``slower``: the metric of the comparison; ``accuracy``: the test
-            accuracy; ``bits_per_byte``: the bits per byte of a text; ``bytes``: the payload bytes per step.
+        kind: the quantity that must not become worse. ``slower``: the metric of the comparison; ``bytes``: the payload
+            bytes per step; otherwise the name of a metric of models, such as ``accuracy``.
         limit: the largest loss allowed. For accuracy it is a difference, such as 0.005 for 0.5 percentage points; for
             the others it is a share of the baseline's value, such as 0.05 for 5%.
         text: the limit as the user wrote it.
+        quality: the metric of models, if the kind is its name.
     """
 
-    kind: GateKind
+    kind: str
     limit: float
     text: str
+    quality: Metric | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -48,13 +47,17 @@ class Gate:
         Raises:
             UsageError: the text has none of these forms, or the limit of ``slower`` is 100 % or more.
         """
-        match = FORM.fullmatch(text.strip())
-        if not match or (match[1] and float(match[4]) >= 100) or (match[2] and match[5]):
-            raise UsageError(
-                f"'{text}' is not a limit for --fail-on; write slower:5%, bytes:+1% or bits_per_byte:+1% (per "
-                "cent), or accuracy:-0.5 (percentage points)"
-            )
-        return cls(kind=cast(GateKind, match[1] or match[2] or match[3]), limit=float(match[4]) / 100.0, text=text)
+        of_quality = {metric.name: metric for metric in metrics()}
+        if match := FORM.fullmatch(text.strip()):
+            kind, sign, number, per_cent = match.groups()
+            quality, limit = of_quality.get(kind), float(number) / 100.0
+            has_sign = sign in ("", "-" if quality and quality.higher_is_better else "+")
+            is_share = quality is not None and quality.is_share
+            is_possible = kind in ("bytes", *of_quality) or (kind == "slower" and limit < 1.0)
+            if is_possible and has_sign and not (is_share and per_cent):
+                return cls(kind=kind, limit=limit, text=text, quality=quality)
+        own = ", ".join(f"{metric.gate}{' (points)' if metric.is_share else ''}" for metric in metrics())
+        raise UsageError(f"'{text}' is not a limit for --fail-on; write slower:5%, bytes:+1%, {own}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,8 +83,8 @@ def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
     A loss of speed or quality crosses a limit only if it is significant.
 
     Raises:
-        UsageError: a limit is of kind ``slower``, but the metric of the comparison is the quality; or it limits another
-            quality than that of the compared runs.
+        UsageError: a limit is of kind ``slower``, but the comparison is about the metric of the models; or it limits
+            another metric than that of the compared runs.
     """
     result = GateResult()
     keys = comparison.by or ("config_id",)
@@ -101,7 +104,7 @@ def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
                 f"{'' if quality.is_share else 'relative '}difference; write "
                 f"--fail-on {quality.gate} instead"
             )
-        if gate.kind in _OF_QUALITY and gate.kind != quality.name:
+        if gate.quality not in (None, quality):
             raise UsageError(
                 f"{gate.text} does not fit these runs, which are compared in {quality.noun}; write "
                 f"--fail-on {quality.gate} instead"
@@ -114,7 +117,7 @@ def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
 
 def _check_row(gate: Gate, comparison: Comparison, row: ComparedRow, result: GateResult) -> None:
     title = f"{comparison.baseline.title} -> {row.group.title}"
-    quality = _OF_QUALITY.get(gate.kind)
+    quality = gate.quality
     if quality and diverges_more_often(row.group, comparison.baseline):
         lost, seeds = len(row.group.diverged), len(row.group.runs)
         result.crossed.append(f"{title}: {lost} of {seeds} seeds diverged, which crosses {gate.text}")
@@ -130,22 +133,20 @@ def _check_row(gate: Gate, comparison: Comparison, row: ComparedRow, result: Gat
     value = finding.effect.value
     # The loss is the share of the baseline's value by which the candidate is worse.
     if quality:
-        loss, change = quality.cost(value), f"{format_points(value)} {quality.gated}"
+        loss, change = quality.cost(value), f"{quality.noun} {format_points(value)} {quality.unit}"
     elif gate.kind == "bytes":
         loss, change = 1.0 / value - 1.0, f"{1.0 / value - 1.0:+.1%} bytes per step"
     else:
         loss = 1.0 - value if comparison.metric.better == "higher" else 1.0 / value - 1.0
         change = f"{format_factor(value)}x"
-    if loss <= gate.limit:
-        return
-    if finding.held_back:
-        reason = "seeds that missed their target or diverged allow no verdict, so the gate passes"
-    elif finding.p is not None and finding.p < 1.0 - CONFIDENCE:
+    is_significant = finding.p is not None and finding.p < 1.0 - CONFIDENCE
+    noise = "with these seeds that may be noise, so the gate passes; run more seeds"
+    held_back = "seeds that missed their target or diverged allow no verdict, so the gate passes"
+    if loss > gate.limit and is_significant and not finding.held_back:
         result.crossed.append(f"{title}: {change} crosses {gate.text}")
-        return
-    else:
-        reason = "with these seeds that may be noise, so the gate passes; run more seeds"
-    result.undecided.append(f"{title}: {change} is beyond {gate.text}, but {reason}")
+    elif loss > gate.limit:
+        reason = held_back if finding.held_back else noise
+        result.undecided.append(f"{title}: {change} is beyond {gate.text}, but {reason}")
 
 
 TOLERANCE = 0.03  # allowed change of quality, as a share, on another processor or with another torch
@@ -188,6 +189,8 @@ def _changes(run: Run, reference: Run) -> Iterator[str]:
     quality = quality_of([reference.last_known])
     now, then = run[quality.column], reference[quality.column]
     exact = all(run[name] == reference[name] for name in _SAME_ROUNDING)
-    if now != then and (exact or None in (now, then) or abs(quality.change_between(then, now)) > TOLERANCE):
+    if now != then and (
+        exact or None in (now, then) or abs(quality.change(quality.scaled(now) - quality.scaled(then))) > TOLERANCE
+    ):
         where = "on the same processor and torch" if exact else f"more than {TOLERANCE:.0%} on another machine or torch"
         yield f"{quality.column} was {then} and is {now}, {where}"

@@ -9,7 +9,7 @@ from bench.core import registry
 from bench.core.errors import NothingToCompare, UsageError
 from bench.core.schema import METRICS, METRICS_BY_NAME, from_cell
 from bench.report.columns import NOTHING, find_column, format_value
-from bench.report.quality import Quality, quality_of
+from bench.report.quality import Metric, quality_of
 from bench.report.statistics import MeanEstimate, estimate
 from bench.report.store import Row, Run, collect_runs, grouped
 from collectives.options import Spec
@@ -65,7 +65,7 @@ class RunGroup:
         return [run for run in self.runs if run.diverged]
 
     @functools.cached_property
-    def quality(self) -> Quality:
+    def quality(self) -> Metric:
         """The measure of these runs' models: accuracy or bits per byte."""
         return quality_of(run.last_known for run in self.runs)
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from bench.core.environment import version_of
 from bench.core.schema import METRICS_BY_NAME
 from bench.report import verdict
+from bench.report.baseline import NoSuchBaseline
 from bench.report.columns import format_value
-from bench.report.comparison import NoSuchBaseline, compare
+from bench.report.comparison import compare
 from bench.report.comparison_table import comparison_table, shared_settings
 from bench.report.groups import by_workload
 from bench.report.plots import style
@@ -98,9 +99,10 @@ def page(
     versions, commands, unread = _environments(environment_files)
     models, datasets, links = (_values(results.rows, name) for name in ("model", "dataset", "uplink_bps"))
     machines = collections.Counter(tuple(run[name] for name in _MACHINE) for run in collect_runs(results.rows))
+    over = f" over links of {links}" if links else ""
     return Page(
         question=f"Will compressing gradients make the training of {models or 'the model'} on "
-        f"{datasets or 'the data'} finish sooner{f' over links of {links}' if links else ''}, {results.quality.kept}?",
+        f"{datasets or 'the data'} finish sooner{over}, with no worse {results.quality.noun}?",
         sections=sections,
         figures=figures,
         not_drawn=not_drawn,
@@ -163,7 +165,9 @@ def _section(label: str, rows: Sequence[Row], baseline: str | None) -> Section:
     ok = [run for run in runs if run.ended_well]
     quality = quality_of(run.last_known for run in runs)
     columns = {"time_to_target_s": quality.target_column, "samples_per_s": "samples_per_s"}
-    measured = [metric for metric, column in columns.items() if any(run[column] is not None for run in ok)]
+    measured = [
+        metric for metric, column in columns.items() if any(run.last_known.get(column) is not None for run in ok)
+    ]
     compared = [compare(rows, baseline=baseline, metric=metric) for metric in measured or [quality.column]]
     tables = [comparison_table(comparison).without_empty_columns() for comparison in compared]
     before = f"{label}: " if label else ""
@@ -203,15 +207,12 @@ def _environments(files: Sequence[Path]) -> tuple[list[str], list[str], list[str
     for file in files:
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
-            if not isinstance(found, dict):
-                raise ValueError("it is not an environment.json of bench")
-        except (OSError, ValueError) as error:
-            unread.append(f"{file} is left out: {error}")
-            continue
-        packages, command = found.get("packages"), found.get("command")
-        texts = [f"{name} {version}" for name, version in packages.items()] if isinstance(packages, dict) else []
-        system, python = found.get("system", "unknown system"), found.get("python", "unknown")
-        versions.append(", ".join([str(system), f"Python {python}", *texts]))
-        if isinstance(command, list):
-            commands.append(shlex.join(["bench", *map(str, command[1:])]))
+            packages = [f"{name} {version}" for name, version in found["packages"].items()]
+            version = ", ".join([found["system"], f"Python {found['python']}", *packages])
+            command = shlex.join(["bench", *found["command"][1:]])
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            unread.append(f"{file} is left out, because it is not an environment.json of bench: {error}")
+        else:
+            versions.append(version)
+            commands.append(command)
     return list(dict.fromkeys(versions)), list(dict.fromkeys(commands)), unread

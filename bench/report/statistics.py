@@ -10,10 +10,11 @@ values contain the true mean far less often than 95 % of the time.
 """
 
 import dataclasses
+import itertools
 import math
 import os
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Self
 
 from bench.report import anytime
 from bench.report.anytime import Conclusion
@@ -81,6 +82,11 @@ class Effect:
     low: float | None
     high: float | None
     p: float | None
+
+    def on_scale(self, function: Callable[[float], float]) -> Self:
+        """Return the effect with a rising function applied to its value and bounds."""
+        low, high = (None if bound is None else function(bound) for bound in (self.low, self.high))
+        return dataclasses.replace(self, value=function(self.value), low=low, high=high)
 
 
 def estimate(values: Sequence[float]) -> MeanEstimate | None:
@@ -181,10 +187,7 @@ def improvement(
         return None
     logs = [[math.log(value) for value in values] for values in (baseline, candidate)]
     effect = difference(*(logs if higher_is_better else logs[::-1]), paired=paired, counted=counted, rule=rule)
-    if effect is None:
-        return None
-    low, high = (None if bound is None else _factor(bound) for bound in (effect.low, effect.high))
-    return Effect(value=_factor(effect.value), low=low, high=high, p=effect.p)
+    return effect.on_scale(_factor) if effect else None
 
 
 def holm(p_values: Sequence[float | None], *, tables: int = 1) -> list[float | None]:
@@ -246,6 +249,20 @@ def seeds_needed(effect: Effect, *, half_width: float, n: int, comparisons: int 
     spread = (effect.high - effect.low) / 2.0 / _half_width_per_sd(n)
     enough = (m for m in range(n + 1, MOST_SEEDS + 1) if spread * _half_width_per_sd(m, comparisons) <= half_width)
     return next(enough, None)
+
+
+def break_even(points: Sequence[tuple[float, float]]) -> list[float]:
+    """Return the rates at which a factor is 1, interpolated linearly between logarithms.
+
+    Args:
+        points: tuples (rate in bit/s, factor there), the lowest rate first.
+    """
+    edges = [rate for rate, factor in points if factor == 1.0]
+    for (left, at_left), (right, at_right) in itertools.pairwise(points):
+        above, below = math.log(at_left), math.log(at_right)
+        if above * below < 0.0:
+            edges.append(left * (right / left) ** (above / (above - below)))
+    return sorted(edges)
 
 
 def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:

@@ -1,19 +1,24 @@
 """Find result files and read their rows, even if the files are damaged or of an older version."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import functools
 import glob
 import itertools
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench.core.errors import BenchError, NothingToCompare, UsageError, has_diverged
 from bench.core.files import check_regular, files_below
 from bench.core.rows import MissingColumns, RepeatedColumns, Warn, read_rows, warn_on_stderr
 from bench.core.schema import LAYERS, METRICS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -161,8 +166,6 @@ def _rows(file: Path, is_named: bool, warn: Warn) -> list[Row]:
         warn(f"{file} is left out: it is empty, or none of its rows can be read")
     for row in rows:
         row |= {name: _ABSENT[name] for name in _IN_EVERY_ROW if row.get(name) is None}
-        if row["compressor"]:
-            row["compressor"] = row["compressor"].replace("approx_rank=", "rank=")  # as older files spell it
     return rows if rows and rows[0].keys() >= _ABSENT.keys() else [_ABSENT | row for row in rows]
 
 
@@ -265,3 +268,21 @@ def one_per_seed(runs: Sequence[Run], keys: Sequence[str] = ("config_id",)) -> t
     alike = grouped(runs, lambda run: tuple(run[key] for key in (*keys, "seed"))).values()
     newest = [sorted(same, key=lambda run: (run.ended_well, run["started_at"] or ""))[-1] for same in alike]
     return newest, [run for run, same in zip(newest, alike, strict=True) if len(same) > 1]
+
+
+# Nullable types: a column with an empty cell must not turn into floats or objects.
+_DTYPES = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
+
+
+def frame(rows: Sequence[Mapping[str, Any]], types: Mapping[str, type]) -> pd.DataFrame:
+    """Return rows as a table.
+
+    Args:
+        rows: value by column; None is a missing value.
+        types: Python type of each column's values, in the order of the columns.
+    """
+    import pandas as pd  # takes long
+
+    return pd.DataFrame(
+        {name: pd.Series([row.get(name) for row in rows], dtype=_DTYPES[kind]) for name, kind in types.items()}
+    )

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from bench.core.errors import UsageError
 from bench.report.columns import BYTES_TO_TARGET
 from bench.report.groups import RunGroup
-from bench.report.quality import ACCURACY, BITS_PER_BYTE, Quality, quality_of
+from bench.report.quality import ACCURACY, Metric, quality_of
 from bench.report.statistics import Effect, MeanEstimate, SeedRule, estimate, improvement
 from bench.report.store import Row, Run, interval_steps
 
@@ -29,46 +29,38 @@ TO_TARGET = (TIME, BYTES)  # the metrics that measure what a seed needs to reach
 _BELOW_BEST = re.compile(r"best-([0-9]+(?:\.[0-9]+)?)")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Target:
-    """A test accuracy, or bits per byte, to reach; without either, each run has its own target.
+    """A value of a metric to reach.
 
     Attributes:
-        accuracy: the accuracy, from 0 to 1.
-        bits_per_byte: the bits per byte of the held-out text.
+        value: the value, such as an accuracy from 0 to 1; None if each run has its own target.
+        quality: the metric, if there is a value.
         meaning: for a target relative to the baseline, such as ``best-1``, a sentence that explains it; otherwise
             empty.
     """
 
-    accuracy: float | None = None
-    bits_per_byte: float | None = None
+    value: float | None = None
+    quality: Metric = ACCURACY
     meaning: str = ""
-
-    @property
-    def quality(self) -> Quality:
-        """The measure of which the target is a value: accuracy or bits per byte."""
-        return ACCURACY if self.bits_per_byte is None else BITS_PER_BYTE
-
-    @property
-    def value(self) -> float | None:
-        """The value to reach; None if each run has its own target."""
-        return self.accuracy if self.bits_per_byte is None else self.bits_per_byte
 
     @property
     def title(self) -> str:
         """The target as headings of tables show it: ``97.5 %``, or ``target`` if each run has its own."""
-        return "target" if self.value is None else self.quality.target_title(self.value)
+        return "target" if self.value is None else self.quality.in_words(self.value)
 
-    def of(self, run: Run) -> tuple[Quality, float | None]:
+    def of(self, run: Run) -> tuple[Metric, float | None]:
         """Return what a run has to reach: this target or, without a value, the run's own, which is None if it has none.
 
         The value is one of the returned quality.
         """
-        quality = self.quality if self.value is not None else quality_of([run.last_known])
-        return quality, self.value if self.value is not None else run[quality.target_column]
+        if self.value is not None:
+            return self.quality, self.value
+        own = quality_of([run.last_known])
+        return own, run.last_known.get(own.target_column)
 
 
-def find_target(text: str, baseline: RunGroup, quality: Quality = ACCURACY) -> Target:
+def find_target(text: str, baseline: RunGroup, quality: Metric = ACCURACY) -> Target:
     """Return the target that the user wrote: ``0.9``, or ``best-1``.
 
     ``best-1`` is one percentage point below the mean final accuracy of the baseline, or one per cent above its mean
@@ -82,30 +74,29 @@ def find_target(text: str, baseline: RunGroup, quality: Quality = ACCURACY) -> T
         best = baseline.estimate(quality.column)
         if best is None:
             raise UsageError(
-                f"--target {text} is relative to the {quality.singular} of the baseline, but {baseline.title} has "
-                f"none; give a number such as {quality.example}"
+                f"--target {text} is relative to the {quality.noun} of the baseline, but {baseline.title} has none; "
+                "give a number"
             )
-        value = quality.worsened(best.mean, float(match[1]) / 100.0)
+        share = float(match[1]) / 100.0
+        value = best.mean + quality.cost(share) if quality.is_share else best.mean * (1.0 + quality.cost(share))
         meaning = (
             f"{text} is {quality.format(value)}: {quality.amount(match[1])} {quality.beyond} the mean final "
             f"{quality.noun} of {baseline.title}, {quality.format(best.mean)} over {best.n} seeds"
         )
         if not 0.0 < value <= quality.largest:
-            raise UsageError(f"--target {meaning}; no training is needed to reach that, so subtract {quality.fewer}")
-        return _target(quality, value, meaning)
+            raise UsageError(f"--target {meaning}; no training is needed to reach that, so subtract less")
+        return Target(value, quality, meaning)
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0.0 < value <= quality.largest:
-        raise UsageError(f"'{text}' is not a target; write {quality.target}")
-    return _target(quality, value)
-
-
-def _target(quality: Quality, value: float, meaning: str = "") -> Target:
-    if quality is ACCURACY:
-        return Target(accuracy=value, meaning=meaning)
-    return Target(bits_per_byte=value, meaning=meaning)
+        most = f" and at most {quality.largest:g}" if quality.largest < math.inf else ""
+        raise UsageError(
+            f"'{text}' is not a target; write the {quality.noun} to reach, above 0{most}, or best-1: "
+            f"{quality.amount('1')} {quality.beyond} the baseline"
+        )
+    return Target(value, quality)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from bench.report import targets
 from bench.report.columns import format_effect, format_factor, format_points, format_value
 from bench.report.comparison import BETTER, SAME_FACTOR, WORSE, ComparedRow, Comparison
 from bench.report.groups import SETTINGS, WORKLOAD, RunGroup
+from bench.report.quality import SAME_CHANGE
 from bench.report.statistics import CONFIDENCE, FEWEST_SEEDS, MOST_SEEDS, improvement, seeds_needed
 from bench.report.store import Row, Run, grouped, interval_steps
 
@@ -31,7 +32,7 @@ SHORT = 10  # a last evaluation interval this many times shorter than the previo
 
 
 def in_lines(comparison: Comparison) -> list[str]:
-    """Return the verdict in at most three lines, such as ``Faster, no less accurate: topk 1.31x``.
+    """Return the verdict in at most three lines, such as ``Faster, no worse in accuracy: topk 1.31x``.
 
     Rows with the same kind of result share a line. Better rows come first, before equal, worse and unclear rows; the
     third line joins all kinds that are left. If the rows did not do the same work, the first line says so.
@@ -39,7 +40,7 @@ def in_lines(comparison: Comparison) -> list[str]:
     if not comparison.candidates:
         return [f"There is only {comparison.baseline.title}, and nothing to compare it with"]
     better, *others = _words(comparison)
-    costs = (f", {comparison.quality.no_worse}", "", ", at some cost", f", {comparison.quality.noun} unclear")
+    costs = (f", no worse in {comparison.quality.noun}", "", ", at some cost", f", {comparison.quality.noun} unclear")
     headings = [*(better + cost for cost in costs), *others, _ONE_SEED, _NOISY, _MISSED, _FAILED]
     sign = -1.0 if comparison.is_about_quality and not comparison.quality.higher_is_better else 1.0
     rows = sorted(
@@ -57,9 +58,10 @@ def in_lines(comparison: Comparison) -> list[str]:
     return [*said[: _LINES - 1], *filter(None, [". ".join(said[_LINES - 1 :])])]
 
 
-def _words(comparison: Comparison) -> tuple[str, str, str]:
+def _words(comparison: Comparison) -> tuple[str, ...]:
     if comparison.is_about_quality:
-        return comparison.quality.comparatives
+        words = ("Higher", "Same", "Lower") if comparison.quality.higher_is_better else ("Lower", "Same", "Higher")
+        return tuple(f"{word} {comparison.quality.noun}" for word in words)
     if comparison.is_about_speed:
         return "Faster", "As fast", "Slower"
     if comparison.metric.unit == "bytes":
@@ -84,12 +86,12 @@ def _heading(comparison: Comparison, row: ComparedRow) -> str:
     if comparison.is_about_quality or row.accuracy.effect is None:
         return better
     costs = {"unclear": f"{quality.noun} unclear"} | dict.fromkeys(WORSE, "at some cost")
-    return f"{better}, {costs.get(row.accuracy.verdict, quality.no_worse)}"
+    return f"{better}, {costs.get(row.accuracy.verdict, f'no worse in {quality.noun}')}"
 
 
 def _text(comparison: Comparison, row: ComparedRow) -> str:
     name, gain, change = row.group.short, row.gain.effect, row.accuracy.effect
-    quality, unit = comparison.quality, comparison.quality.units[0]
+    quality, unit = comparison.quality, comparison.quality.unit
     if gain is None:
         return name
     if comparison.is_about_quality:
@@ -98,7 +100,8 @@ def _text(comparison: Comparison, row: ComparedRow) -> str:
     if change is None or row.accuracy.verdict in ("same", *BETTER):
         return text
     if row.accuracy.verdict in WORSE:
-        return f"{text}, {quality.loss(change.value)}"
+        amount = quality.amount(f"{100.0 * abs(change.value):.1f}".removesuffix(".0"))
+        return f"{text}, {quality.noun} {amount} {'lower' if quality.higher_is_better else 'higher'}"
     return f"{text} ({format_points(change.value)} {unit})"
 
 
@@ -117,11 +120,12 @@ def answer(comparison: Comparison) -> str:
         return "These runs do not show whether compression pays: no row compresses."
     quality = comparison.quality
     better = [row for row in rows if row.gain.verdict in BETTER]
-    gain = f"{quality.than if comparison.is_about_quality else _GAINS[comparison.metric.name]} {baseline.title}"
+    than = f"better in {quality.noun} than" if comparison.is_about_quality else _GAINS[comparison.metric.name]
+    gain = f"{than} {baseline.title}"
     if kept := [row for row in better if row.accuracy.verdict in ("same", *BETTER)]:
-        return f"Yes: {_titles(kept)} {gain}, {quality.and_no_worse}."
+        return f"Yes: {_titles(kept)} {gain}, and no worse in {quality.noun}."
     if better:
-        return f"Perhaps: {_titles(better)} {gain}, {quality.but_worse}, or the {quality.singular} is unclear."
+        return f"Perhaps: {_titles(better)} {gain}, but worse in {quality.noun}, or that is unclear."
     if unclear := [row for row in rows if row.gain.verdict in ("unclear", "failed")]:
         return f"These runs do not show whether {_titles(unclear)} {gain}."
     return f"No: no row is {gain}."
@@ -141,7 +145,7 @@ def evidence(row: ComparedRow) -> str:
         parts = [f"{gain.verdict}, {format_effect(gain.effect, lambda factor: f'{format_factor(factor)}x')}"]
     if accuracy.effect:
         change = format_effect(accuracy.effect, format_points)
-        parts.append(f"{quality.noun} {accuracy.verdict}, {change} {quality.units[1]}")
+        parts.append(f"{quality.noun} {accuracy.verdict}, {change} {quality.unit}")
     return f"{row.group.title}: {'; '.join(parts) or 'no run ended well'}."
 
 
@@ -175,8 +179,8 @@ def caveats(comparison: Comparison) -> Iterator[str]:
             "choose comparable rows with --where"
         )
     if any(run["stop_at_target"] for _, run in runs):
-        values = comparison.quality.plural
-        yield f"runs with --stop-at-target ended at their target, so their {values} are not those of a whole training"
+        noun = comparison.quality.noun
+        yield f"runs with --stop-at-target ended at their target, so they do not show the {noun} of a whole training"
     yield from _warm_up(comparison)
     yield from _sent_at_first(comparison)
     for group in groups:
@@ -273,7 +277,7 @@ def implausible(comparison: Comparison) -> Iterator[str]:
         if seeds := [str(run["seed"]) for run in group.runs if run.in_sync is False]:
             yield (
                 f"{group.short}: the ranks ended with different parameters (seeds: {', '.join(seeds)}), so this was "
-                f"not data-parallel training, and its {comparison.quality.singular} is that of one rank's model"
+                f"not data-parallel training, which shows the {comparison.quality.noun} of one rank's model only"
             )
         if seeds := [str(run["seed"]) for run in group.ok if _has_learned_nothing(comparison, run)]:
             yield (
@@ -358,7 +362,7 @@ def _too_few(comparison: Comparison) -> Iterator[str]:
         if row.gain.verdict != "unclear" or row.gain.held_back or effect is None or effect.low is None:
             continue
         half_width = (
-            max(comparison.quality.same[1], abs(effect.value))
+            max(SAME_CHANGE[1], abs(effect.value))
             if comparison.is_about_quality
             else max((SAME_FACTOR[1] - 1.0) * effect.value, abs(effect.value - 1.0))
         )

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from bench.core.config.run import RunConfig
 from bench.core.schema import LAYERS, METRICS
-from bench.extensions.decide.step_times import StepTimes, levels_of, measure_step_times
-from bench.extensions.decide.study import LINK_OPTIONS, Method, Study, train_missing
-from bench.extensions.decide.trajectory import Trajectory, find_trajectories
+from bench.deciding.step_times import LinkStepTimes, levels_of, measure_step_times
+from bench.deciding.study import LINK_OPTIONS, Method, Study, train_missing
+from bench.deciding.trajectory import Trajectory, find_trajectories
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.sweep_file import Settings, SweepFile
 from bench.report.store import Row, collect_runs, read, read_layers
@@ -144,7 +144,7 @@ def _rows_of_seed(methods: Sequence[Method], seed: int, runs: Path, server: Fork
     ]
 
 
-def composed_rows(trajectory: Trajectory, config: RunConfig, times: StepTimes, target: float) -> list[Row]:
+def composed_rows(trajectory: Trajectory, config: RunConfig, times: LinkStepTimes, target: float) -> list[Row]:
     """Return the rows of a training on a link: those of its trajectory, with the times of the link.
 
     Args:

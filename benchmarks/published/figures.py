@@ -236,7 +236,7 @@ class Gain:
             needs(
                 RunGroup(label={}, runs=list(runs.by_seed(which).values())),
                 self.metric,
-                Target(accuracy=self.accuracy),
+                Target(self.accuracy),
             )
             for which in (self.than, self.which)
         )

@@ -17,7 +17,7 @@ from typing import Any
 from bench.core.config.run import RanksConfig, RunConfig
 from bench.core.environment import origin_columns
 from bench.core.schema import METRICS
-from bench.extensions.decide.step_times import DensityLevel, measure_step_times
+from bench.deciding.step_times import measure_step_times
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.sweep_file import SweepFile, plan_runs
 from bench.report.store import Row
@@ -62,7 +62,7 @@ def _blocks(configs: Sequence[RunConfig], rows: Sequence[Row], server: ForkServe
     print(f"{len(configs)} configurations on {configs[0].hosts} hosts, {configs[0].uplink_bps} bit/s", file=sys.stderr)
     times = measure_step_times(
         {config.config_id: config for config in configs},
-        {config.config_id: [DensityLevel(nbytes=0.0, step=0)] for config in configs},
+        {config.config_id: [0] for config in configs},
         server,
         max_s=max_s,
         on_block=lambda number: print(f"block {number}", file=sys.stderr),

@@ -317,7 +317,7 @@ def test_comparing_needs_no_torch_and_no_data_frames(runs: Path) -> None:
         "import sys\n"
         "from pathlib import Path\n"
         "from bench.cli.compare import compare\n"
-        "compare([Path(sys.argv[1])])\n"
+        "compare(paths=[Path(sys.argv[1])])\n"
         "heavy = {'torch', 'pandas', 'sklearn', 'matplotlib'} & set(sys.modules)\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
     )

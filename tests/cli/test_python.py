@@ -20,19 +20,20 @@ import pytest
 import torch
 
 import bench
-from bench.api.keywords import KEYWORDS
+from bench.api.comparing import CompareConfig
+from bench.api.keywords import KEYWORDS, keywords_of
 from bench.api.progress import LiveLine, warn
-from bench.api.run_options import RunOptions
-from bench.cli.reference_pages import KEYWORD_TYPES, keyword_types
 from bench.core import functions
+from bench.core.config.configuration import Configuration
 from bench.core.config.run import RunConfig
 from bench.core.schema import METRICS
+from bench.deciding.study import DecideConfig
 from bench.launch.refusals import outcomes_without_torch
 from tests.testing.fake_rows import fake_seeds, topk_seeds, write_runs
 from tests.testing.invoke import REPOSITORY, invoke
 
-TINY: RunOptions = {"model": "linear", "steps": 4, "train_size": 200, "test_size": 40, "threads": 1}
-LONG: RunOptions = {**TINY, "steps": 1_000_000}
+TINY: dict[str, Any] = {"model": "linear", "steps": 4, "train_size": 200, "test_size": 40, "threads": 1}
+LONG: dict[str, Any] = {**TINY, "steps": 1_000_000}
 FLAGS = [part for name, value in TINY.items() for part in (f"--{name.replace('_', '-')}", str(value))]
 REPEATING = [column.name for column in METRICS if column.deterministic]
 HEAVY = {"torch", "pandas", "numpy", "scipy", "matplotlib"}
@@ -106,8 +107,8 @@ def test_compare_gives_the_rows_of_the_command(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: bench.run(epoch=3), "bench.run has no option 'epoch' (did you mean 'epochs'?)"),  # type: ignore[call-arg]
-        (lambda: bench.run(quite=True), "bench.run has no option 'quite' (did you mean 'quiet'?)"),  # type: ignore[call-arg]
+        (lambda: bench.run(epoch=3), "bench.run has no option 'epoch' (did you mean 'epochs'?)"),
+        (lambda: bench.run(quite=True), "bench.run has no option 'quite' (did you mean 'quiet'?)"),
         (lambda: bench.run(batch_size=0), "--batch-size 0 is not possible"),
         (lambda: bench.run(recipe="resnet20"), "there is no recipe 'resnet20' (did you mean 'resnet20-cifar10'?)"),
         (lambda: bench.run(compressor="topk:ratoi=1"), "topk has no option 'ratoi'"),
@@ -119,7 +120,7 @@ def test_compare_gives_the_rows_of_the_command(tmp_path: Path, capsys: pytest.Ca
         (lambda: bench.run(compressor={"topk": 1}), "compressor={'topk': 1} is not possible: give a text such as"),
         (lambda: bench.run(out=3), "out=3 is not possible: give the path of a folder"),  # type: ignore[arg-type]
         (lambda: bench.run(resume=3), "resume=3 is not possible: give the path of a folder"),  # type: ignore[arg-type]
-        (lambda: bench.run(resume="x", world_size="two"), "--world-size two is not possible: give a whole number"),  # type: ignore[typeddict-item]
+        (lambda: bench.run(resume="x", world_size="two"), "--world-size two is not possible: give a whole number"),
         (lambda: bench.run(resume="x", resume_residuals="add"), "give sum or drop"),  # type: ignore[arg-type]
         (lambda: bench.run(resume="x", epochs=3, seeds=[1]), "configuration; leave out epochs, seeds"),
         (lambda: bench.run(resume="x"), "x is not a run folder"),
@@ -138,13 +139,13 @@ def test_errors_are_raised_as_one_sentence(call: Callable[[], object], sentence:
 
 @pytest.mark.parametrize("keyword", [keyword for keyword in KEYWORDS if keyword != "compressor"])
 def test_an_option_of_another_type_is_refused_with_what_is_wanted(keyword: str) -> None:
-    option = next(each for each in RunConfig.options() if each.name == KEYWORDS[keyword])
+    option = KEYWORDS[keyword]
     wrong: list[Any] = [[1], {"a": 1}, math.nan]
     wrong += [] if option.cell_type is bool else [True]
     wrong += [] if option.cell_type in (int, float) else [50, 5.5]
     for value in wrong:
         with pytest.raises(bench.UsageError) as caught:
-            bench.run(**{keyword: value})  # type: ignore[misc]
+            bench.run(**{keyword: value})
         given = value if isinstance(value, (int, float)) else functions.described(value)
         assert str(caught.value).startswith(f"{option.flag_name} {given} is not possible: give ")
         if option.value_type in (str, str | None):
@@ -174,7 +175,7 @@ def test_an_object_in_place_of_a_name_is_told_how_to_give_ones_own(options: Any,
 
 def test_a_path_is_as_good_as_its_text(tmp_path: Path) -> None:
     with pytest.raises(bench.UsageError, match=r"the cluster file .*hosts\.toml cannot be read"):
-        bench.run(cluster=tmp_path / "hosts.toml")  # type: ignore[typeddict-item]
+        bench.run(cluster=tmp_path / "hosts.toml")
 
 
 @pytest.mark.long
@@ -186,13 +187,13 @@ def test_a_run_that_fails_raises(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_progress_is_on_stderr_unless_quiet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    options: RunOptions = {**TINY, "steps": 1}
-    bench.run(compressor="topk", out=tmp_path, **options)  # type: ignore[misc]
+    options: dict[str, Any] = {**TINY, "steps": 1}
+    bench.run(compressor="topk", out=tmp_path, **options)
     printed = capfd.readouterr()
     assert printed.out == ""
     assert "note: with --steps, the compressor has no warm-up" in printed.err
     assert "seed 1: starting" in printed.err
-    bench.run(compressor="topk", out=tmp_path, quiet=True, **options)  # type: ignore[misc]
+    bench.run(compressor="topk", out=tmp_path, quiet=True, **options)
     assert all(line.startswith("warning: ") for line in capfd.readouterr().err.splitlines())
 
 
@@ -276,12 +277,13 @@ def test_the_functions_are_imported_without_torch_and_pandas() -> None:
     assert process.returncode == 0, error
 
 
-def test_help_and_completion_show_every_keyword() -> None:
-    shown = inspect.signature(bench.run).parameters
-    assert set(KEYWORDS) <= set(shown)
-    assert (shown["timeout"].default, shown["quiet"].default) == (300.0, False)
-
-
-def test_the_types_of_keywords_are_those_of_the_options() -> None:
-    file = REPOSITORY / KEYWORD_TYPES
-    assert file.read_text(encoding="utf-8") == keyword_types(), "run: python -m bench.cli.reference_pages"
+@pytest.mark.parametrize(
+    ("function", "configurations"),
+    [(bench.run, [RunConfig]), (bench.compare, [CompareConfig]), (bench.decide, [DecideConfig, RunConfig])],
+)
+def test_help_and_completion_show_every_option_that_the_command_has(
+    function: Callable[..., object], configurations: list[type[Configuration]]
+) -> None:
+    shown = inspect.signature(function).parameters
+    for keyword, option in (pair for each in configurations for pair in keywords_of(each).items()):
+        assert shown[keyword].default == option.default or keyword == "compressor"  # of run, which may be several

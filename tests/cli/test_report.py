@@ -12,7 +12,8 @@ from tests.testing.invoke import invoke
 
 def test_one_file_holds_everything(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "runs" / "dense", *fake_run([0.5, 0.95]))
-    (folder / "environment.json").write_text(json.dumps({"command": ["bench", "run", "--seeds", "1-3"]}))
+    found = {"command": ["bench", "run", "--seeds", "1-3"], "system": "Linux", "python": "3.13.1", "packages": {}}
+    (folder / "environment.json").write_text(json.dumps(found))
     write_run(tmp_path / "runs" / "topk", *fake_run([0.5, 0.95], compressor="topk", git_dirty=True))
     out = tmp_path / "report.html"
     answer = invoke("report", str(tmp_path / "runs"), "--out", str(out))
@@ -20,7 +21,7 @@ def test_one_file_holds_everything(tmp_path: Path) -> None:
     assert "warning: topk: run from a checkout with uncommitted changes" in answer.error
     text = out.read_text(encoding="utf-8")
     question, verdict = answer.out.splitlines()
-    assert question.endswith("without losing accuracy?")
+    assert question.endswith("with no worse accuracy?")
     assert question in text
     assert verdict in text
     assert "bench run --seeds 1-3" in text

@@ -12,7 +12,7 @@ import json
 import os
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -36,6 +36,8 @@ class Flag:
         chosen: description of the value that the program chooses if the option is not given.
         kind: kind of component whose names the shell completes, such as "models"; empty if the option names none.
         many: True if the option takes several components, separated by commas.
+        metavar: what stands for the value in the help; empty for the option's type and range.
+        words: returns the words that the shell completes, by name with their descriptions, if they name no component.
     """
 
     panel: str
@@ -43,6 +45,8 @@ class Flag:
     chosen: str = ""
     kind: str = ""
     many: bool = False
+    metavar: str = ""
+    words: Callable[[], Mapping[str, str]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -402,17 +402,7 @@ class RunConfig(RanksConfig):
 
     def identity(self) -> dict[str, Any]:
         """Return the values that identify the experiment, by option name; components as specs with every option."""
-        identity = super().identity() | self.filled | ({"devices": self.devices} if self.devices else {})
-        # Keep the digests of runs from before these options existed.
-        if self.accumulate == 1:
-            del identity["accumulate"]
-        for name in ("stop_at_target", "label_smoothing"):
-            if not identity[name]:
-                del identity[name]
-        for name in ("link_trace", "target_bits_per_byte", "clip_norm"):
-            if identity[name] is None:
-                del identity[name]
-        return identity
+        return super().identity() | self.filled | {"devices": self.devices}
 
     @property
     def has_target(self) -> bool:

@@ -34,7 +34,7 @@ from bench.launch.sweep_file import (
     toml_table,
 )
 from bench.launch.sweep_state import SweepState
-from bench.report.quality import Quality, quality_of
+from bench.report.quality import Metric, quality_of
 from collectives.options import Spec, value_text
 
 METHODS = ["none", "topk", "powersgd"]
@@ -258,7 +258,7 @@ class Tuned:
     rates_tried: int
     equally_good: int
     at_the_end: list[str]
-    quality: Quality
+    quality: Metric
 
 
 def choose(sweep: SweepFile, state: SweepState) -> list[Tuned]:

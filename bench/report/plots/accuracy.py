@@ -45,16 +45,16 @@ def draw_curves(results: Results, cost: str, what: str, unit_of: str) -> style.P
     curves = results.drawable(
         results.measured,
         lambda group: _curve(results, group, cost),
-        f"{quality.title} against {what} needs a finished run with values in {quality.column} and {unit_of}",
+        f"test {quality.noun} against {what} needs a finished run with values in {quality.column} and {unit_of}",
     )
-    figure, (axes,) = style.new_figure(title=f"{quality.title.capitalize()} against {what}")
+    figure, (axes,) = style.new_figure(title=f"Test {quality.noun} against {what}")
     lines, ends = {}, []
     for title, look, curve in curves:
         (lines[title],) = axes.plot(curve["cost"], curve["mean"], **look)
         style.tooltips(
             lines[title],
             *(
-                f"{title}: {quality.in_words(mean, 2)} after {format_value(unit_of, cost)}, "
+                f"{title}: {quality.format(mean)} after {format_value(unit_of, cost)}, "
                 f"seeds from {quality.format(low)} to {quality.format(high)}"
                 for cost, mean, low, high in curve[["cost", "mean", "low", "high"]].to_numpy().tolist()
             ),
@@ -64,7 +64,9 @@ def draw_curves(results: Results, cost: str, what: str, unit_of: str) -> style.P
         ends.append(f"{title} {mean} after {end}")
     style.name_axis(axes, "x", what, unit_of, log=cost == "bytes_sent")
     style.quality_axis(axes, quality)
-    return style.with_legend(figure, lines, f"Curves of {quality.title} against {what}. At the end: {'; '.join(ends)}.")
+    return style.with_legend(
+        figure, lines, f"Curves of test {quality.noun} against {what}. At the end: {'; '.join(ends)}."
+    )
 
 
 def _curve(results: Results, group: RunGroup, cost: str) -> pd.DataFrame:
@@ -113,7 +115,7 @@ def draw_pareto(results: Results) -> style.Picture:
                 markersize=7,
                 elinewidth=0.8,
             )
-            text = f"{title}: {quality.in_words(y[0], 2)}, {what} {format_value(column, x[0])}"
+            text = f"{title}: {quality.format(y[0])}, {what} {format_value(column, x[0])}"
             style.tooltips(drawn[title].lines[0], text)
         style.name_axis(axes, "x", what, column, log=True)
     style.quality_axis(panels[0], quality)
@@ -202,7 +204,9 @@ def steps_to_target(group: RunGroup, last: float) -> list[tuple[float, bool]]:
         last: the last step of all runs in the picture.
     """
     seeds = []
-    for run in (run for run in (*group.ok, *group.diverged) if run[group.quality.target_column] is not None):
+    for run in (
+        run for run in (*group.ok, *group.diverged) if run.last_known.get(group.quality.target_column) is not None
+    ):
         reached = [row["step"] for row in run.rows if row["time_to_target_s"] is not None]
         watched_until = last if run.diverged else max(row["step"] or 0 for row in run.rows)
         seeds.append((float(reached[0] if reached else watched_until), bool(reached)))

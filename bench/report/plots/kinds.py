@@ -8,16 +8,14 @@ import csv
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from bench.core import registry
 from bench.core.files import walk
-from bench.core.registry import PluginError
 from bench.report.plots import accuracy, speed, style
 from bench.report.plots.results import NotDrawable, Results
-from bench.report.quality import ACCURACY
 from bench.report.store import matching
 
 
@@ -30,18 +28,18 @@ class PictureKind:
         shows: the subject, in one line.
         reading: sentences that explain how to read the picture.
         function: draws the picture; it raises ``NotDrawable`` if the rows lack what the picture shows.
-        reading_of_text: replaces `reading` if bits per byte are drawn instead of accuracy; empty if it need not.
+        reading_if_lower: replaces `reading` if models are drawn of which lower values are better; empty if it need not.
     """
 
     name: str
     shows: str
     reading: str
     function: Callable[[Results], style.Picture]
-    reading_of_text: str = ""
+    reading_if_lower: str = ""
 
     def reading_for(self, results: Results) -> str:
         """Return the sentences that explain how to read the picture of these results."""
-        return self.reading if results.quality is ACCURACY else self.reading_of_text or self.reading
+        return self.reading if results.quality.higher_is_better else self.reading_if_lower or self.reading
 
     def draw(self, results: Results) -> style.Picture:
         """Draw the picture in the style that all pictures share.
@@ -94,21 +92,21 @@ class FileKind:
 
 _BAND = "Lines are means over seeds, bands reach from the lowest seed to the highest."
 
-KINDS: Mapping[str, PictureKind] = {
+KINDS: dict[str, PictureKind] = {
     kind.name: kind
     for kind in (
         PictureKind(
             name="accuracy-time",
             shows="test accuracy against training time",
             reading=f"{_BAND} Higher and further left is better; evaluation and set-up are not counted as time.",
-            reading_of_text=f"{_BAND} Lower and further left is better; evaluation and set-up are not counted as time.",
+            reading_if_lower=f"{_BAND} Lower and further left is better; evaluation and set-up are not counted.",
             function=partial(accuracy.draw_curves, cost="train_time_s", what="training time", unit_of="train_time_s"),
         ),
         PictureKind(
             name="accuracy-bytes",
             shows="test accuracy against bytes sent per rank",
             reading=f"{_BAND} Higher and further left is better.",
-            reading_of_text=f"{_BAND} Lower and further left is better.",
+            reading_if_lower=f"{_BAND} Lower and further left is better.",
             function=partial(
                 accuracy.draw_curves, cost="bytes_sent", what="bytes sent per rank", unit_of="payload_bytes_per_step"
             ),
@@ -117,7 +115,7 @@ KINDS: Mapping[str, PictureKind] = {
             name="accuracy-epochs",
             shows="test accuracy against epochs",
             reading=f"{_BAND} Where a curve lies below that of the baseline, compression costs accuracy per epoch.",
-            reading_of_text=f"{_BAND} Where a curve lies above that of the baseline, compression costs bits per epoch.",
+            reading_if_lower=f"{_BAND} Where a curve lies above that of the baseline, it has a cost per epoch.",
             function=partial(accuracy.draw_curves, cost="epoch", what="epochs", unit_of="epoch"),
         ),
         PictureKind(
@@ -183,25 +181,13 @@ def kinds() -> dict[str, PictureKind]:
 
     A built-in kind takes precedence over an added one of the same name.
     """
-    added = [kind for kind in _added() if isinstance(kind, PictureKind) and kind.name not in KINDS]
-    return {**KINDS, **{kind.name: kind for kind in added}}
+    return {kind.name: kind for kind in registry.load_plugins("plots") if isinstance(kind, PictureKind)} | KINDS
 
 
 @functools.cache
 def file_kinds() -> dict[str, FileKind]:
     """Return all kinds of pictures of files by name."""
-    return {kind.name: kind for kind in _added() if isinstance(kind, FileKind)}
-
-
-@functools.cache
-def _added() -> list[object]:
-    found = []
-    for name in registry.plugins("plots"):
-        try:
-            found.append(registry.load_plugin("plots", name))
-        except PluginError as error:
-            registry.warn_once(f"left out: {error}")
-    return found
+    return {kind.name: kind for kind in registry.load_plugins("plots") if isinstance(kind, FileKind)}
 
 
 def drawn_files(paths: Sequence[str | Path]) -> list[tuple[FileKind, Path]]:

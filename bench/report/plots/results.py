@@ -12,8 +12,8 @@ from bench.core.errors import NothingToCompare
 from bench.core.schema import METRICS, Column
 from bench.report.groups import SETTINGS, RunGroup, group_runs
 from bench.report.plots.style import Methods, line
-from bench.report.quality import ACCURACY, BITS_PER_BYTE, Quality
-from bench.report.store import Row, Run, collect_runs, grouped, one_per_seed
+from bench.report.quality import ACCURACY, Metric
+from bench.report.store import Row, Run, collect_runs, frame, grouped, one_per_seed
 from bench.report.targets import bytes_sent
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Results:
     Attributes:
         rows: rows as returned by ``store.read``.
         layers: rows as returned by ``store.read_layers``.
-        baseline: the name of the baseline of speed-ups, as ``comparison.choose_baseline`` reads it; None stands for the
+        baseline: the name of the baseline of speed-ups, as ``baseline.choose_baseline`` reads it; None stands for the
             default of `bench compare` for speeds.
     """
 
@@ -48,10 +48,10 @@ class Results:
         return shortly_labelled([group for group in group_runs(self.runs) if group.ok])
 
     @functools.cached_property
-    def quality(self) -> Quality:
-        """The measure of models in pictures: bits per byte if all configurations have them, otherwise accuracy."""
+    def quality(self) -> Metric:
+        """The measure of models in pictures: accuracy if any configuration has it, else that of the first one."""
         found = [group.quality for group in group_runs(self.runs)]
-        return ACCURACY if ACCURACY in found or not found else BITS_PER_BYTE
+        return ACCURACY if ACCURACY in found or not found else found[0]
 
     @property
     def measured(self) -> list[RunGroup]:
@@ -63,7 +63,8 @@ class Results:
         """A sentence if pictures of the quality leave out configurations; otherwise nothing."""
         if len(self.measured) == len(self.configurations):
             return []
-        return [f"pictures of {self.quality.noun} leave out runs on texts; give the runs on texts alone to draw them"]
+        others = " and ".join(sorted({group.quality.noun for group in self.configurations} - {self.quality.noun}))
+        return [f"pictures of {self.quality.noun} leave out the runs with {others}; give these runs alone to draw them"]
 
     def across(self, *varied: str) -> list[RunGroup]:
         """Return groups of runs that have all settings in common except the varied columns.
@@ -170,17 +171,6 @@ def last_known(group: RunGroup, *, diverged: bool = False) -> pd.DataFrame:
     return to_frame([run.last_known for run in (*group.ok, *(group.diverged if diverged else ()))])
 
 
-# Nullable types: an int or bool column with an empty cell must not turn into floats or objects.
-_DTYPES = {int: "Int64", float: "float64", bool: "boolean", str: "object"}
-
-
 def to_frame(rows: Sequence[Row], schema: Sequence[Column] = METRICS) -> pd.DataFrame:
     """Return rows as a data frame with the columns of the schema, in its order and with its types."""
-    import pandas as pd
-
-    return pd.DataFrame(
-        {
-            column.name: pd.Series([row.get(column.name) for row in rows], dtype=_DTYPES[column.type])
-            for column in schema
-        }
-    )
+    return frame(rows, {column.name: column.type for column in schema})

@@ -7,19 +7,17 @@ against the number of ranks, and the share of each layer that was sent.
 from __future__ import annotations
 
 import contextlib
-import itertools
-import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from bench.core.errors import UsageError
 from bench.core.schema import LAYERS
+from bench.report.baseline import BASELINES_OF_SPEED, choose_baseline
 from bench.report.columns import format_value
-from bench.report.comparison import BASELINES_OF_SPEED, choose_baseline
 from bench.report.groups import WORKLOAD, RunGroup
 from bench.report.plots import style
 from bench.report.plots.results import NotDrawable, Results, last_known, to_frame
-from bench.report.statistics import Effect, improvement
+from bench.report.statistics import Effect, break_even, improvement
 from bench.report.store import grouped
 
 if TYPE_CHECKING:
@@ -174,20 +172,6 @@ def draw_over_bandwidth(results: Results) -> style.Picture:
     return style.with_legend(figure, curves, f"Curves of speed-up, slowest to fastest link: {'; '.join(words)}.")
 
 
-def break_even(points: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the bandwidths at which the speed-up is 1, interpolated linearly between logarithms.
-
-    Args:
-        points: tuples (bandwidth in bit/s, speed-up there as a factor), the lowest bandwidth first.
-    """
-    crossings = []
-    for (left, gain_left), (right, gain_right) in itertools.pairwise(points):
-        above, below = math.log(gain_left), math.log(gain_right)
-        if above * below < 0.0:
-            crossings.append(left * (right / left) ** (above / (above - below)))
-    return crossings + [bandwidth for bandwidth, gain in points if gain == 1.0]
-
-
 def _baselines(groups: Sequence[RunGroup], wanted: str | None) -> list[tuple[RunGroup, RunGroup]]:
     """Return a tuple (configuration, baseline of its workload) for every configuration whose workload has a baseline.
 
@@ -236,9 +220,9 @@ def draw_over_ranks(results: Results) -> style.Picture:
     drawn: dict[str, Any] = {}
     words = []
     for number, (title, look, curve) in enumerate(curves):
-        sizes, means = list(curve), [sum(speeds) / len(speeds) for speeds in curve.values()]
-        spread = [(mean, min(speeds), max(speeds)) for mean, speeds in zip(means, curve.values(), strict=True)]
-        drawn[title] = axes.errorbar(sizes, means, yerr=style.whiskers(spread), **look, elinewidth=0.8, capsize=2)
+        sizes, means = curve.index.tolist(), curve["mean"].tolist()
+        whiskers = style.whiskers([*map(tuple, curve.to_numpy())])
+        drawn[title] = axes.errorbar(sizes, means, yerr=whiskers, **look, elinewidth=0.8, capsize=2)
         style.tooltips(
             drawn[title].lines[0],
             *(f"{title}: {mean:,.0f} samples/s, {size:.0f} ranks" for size, mean in zip(sizes, means, strict=True)),
@@ -249,19 +233,18 @@ def draw_over_ranks(results: Results) -> style.Picture:
             (line,) = axes.plot(sizes, ideal, color=style.GREY, linewidth=0.9)
     drawn[f"in proportion to the ranks, from {curves[0][0]}"] = line
     axes.set_xscale("log", base=2)
-    axes.set_xticks(sorted({size for _, _, curve in curves for size in curve}))
+    axes.set_xticks(sorted({size for _, _, curve in curves for size in curve.index}))
     style.name_axis(axes, "x", "ranks", "world_size")
     axes.set_ylim(bottom=0.0)
     style.name_axis(axes, "y", "speed", "samples_per_s")
     return style.with_legend(figure, drawn, f"Curves of samples per second against ranks: {'; '.join(words)}.")
 
 
-def _speeds(group: RunGroup) -> dict[float, list[float]]:
-    # Return samples per second of every seed, by world size; empty if there is only one world size.
-    known = last_known(group).dropna(subset=["world_size", "samples_per_s"])
-    by_size = known.astype({"world_size": float}).groupby("world_size")["samples_per_s"]
-    speeds = {cast("float", size): each.tolist() for size, each in by_size}
-    return speeds if len(speeds) > 1 else {}
+def _speeds(group: RunGroup) -> pd.DataFrame:
+    # Mean, lowest and highest samples per second over seeds, by world size; empty if there is only one world size.
+    known = last_known(group).dropna(subset=["world_size", "samples_per_s"]).astype({"world_size": float})
+    speeds = known.groupby("world_size")["samples_per_s"].agg(["mean", "min", "max"])
+    return speeds if len(speeds) > 1 else speeds[:0]
 
 
 _LAYER_IN = 0.13

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from bench.report.quality import Quality
+    from bench.report.quality import Metric
 
 INK = "#1a1a1a"
 GREY = "#8c8c8c"
@@ -157,13 +157,13 @@ def tooltips(artist: Any, *texts: str) -> None:
     _TOOLTIPS_OF[artist.figure].append(texts)
 
 
-def quality_axis(axes: Axes, quality: Quality) -> None:
+def quality_axis(axes: Axes, quality: Metric) -> None:
     """Label the y axis as the quality, and end that of accuracy at 100 %; call this after everything is drawn."""
     if quality.is_share:
         low = float(axes.dataLim.intervaly[0])
         margin = 0.05 * (1.0 - low) or 0.01
         axes.set_ylim(low - margin, 1.0 + margin / 2)
-    name_axis(axes, "y", quality.title, quality.column)
+    name_axis(axes, "y", f"test {quality.noun}", quality.column)
 
 
 def whiskers(intervals: Sequence[tuple[float, float | None, float | None]]) -> list[list[float]]:

@@ -41,7 +41,7 @@ def needed(rows: list[dict[str, Any]], world_size: int) -> NeededSteps:
 
 def test_steps_in_which_ranks_do_not_wait_for_each_other_are_no_steps_of_all() -> None:
     rows = run("a", 4, 100) + run("b", 4, 400, strategy="async_server:mode=asp")
-    assert needed(rows, 4).said == "steps to 90.0%: median of 1 run(s) with 4 ranks"
+    assert needed(rows, 4).said == "steps to 90 %: median of 1 run(s) with 4 ranks"
 
 
 def test_steps_of_several_batches_are_no_steps_of_one() -> None:
@@ -53,7 +53,7 @@ def test_it_is_the_median_over_seeds_with_as_many_ranks() -> None:
     rows = run("a", 4, 100) + run("b", 4, 300) + run("c", 4, None) + run("d", 2, 100)
     found = needed(rows, 4)
     assert found.steps == 300
-    assert found.said == "steps to 90.0%: median of 3 run(s) with 4 ranks"
+    assert found.said == "steps to 90 %: median of 3 run(s) with 4 ranks"
 
 
 def test_it_lies_between_what_fewer_and_more_ranks_needed() -> None:
@@ -62,7 +62,7 @@ def test_it_lies_between_what_fewer_and_more_ranks_needed() -> None:
 
 def test_a_run_that_did_not_end_well_says_nothing() -> None:
     rows = run("a", 4, 300) + run("b", 4, None, status="interrupted") + run("c", 4, None, status="failed")
-    assert needed(rows, 4).said == "steps to 90.0%: median of 1 run(s) with 4 ranks"
+    assert needed(rows, 4).said == "steps to 90 %: median of 1 run(s) with 4 ranks"
 
 
 def test_a_seed_counts_once() -> None:
@@ -75,7 +75,7 @@ def test_a_seed_counts_once() -> None:
     [
         (run("a", 2, 400), "were measured with 2 ranks, which does not tell what 4 would need"),
         (run("a", 8, 400), "were measured with 8 ranks"),
-        (run("a", 4, None), "most of 1 run(s) missed 90.0%"),
+        (run("a", 4, None), "most of 1 run(s) missed 90 %"),
         (run("a", 2, None) + run("b", 8, 100), "were measured with 2, 8 ranks"),
         (run("a", 4, 100, compressor="dgc"), "had a target and ended"),
         (run("a", 4, 100, batch_size=64), "had a target and ended"),
@@ -97,7 +97,7 @@ def test_a_seed_that_diverged_counts_as_missed() -> None:
     lost = {"status": "failed", "error": "the loss is nan at step 210; training has diverged: try a lower --lr"}
     rows = run("a", 4, 100) + run("b", 4, None, **lost) + run("c", 4, None, **lost)
     found = needed(rows, 4)
-    assert (found.steps, found.said) == (None, "no time to target: most of 3 run(s) missed 90.0%")
+    assert (found.steps, found.said) == (None, "no time to target: most of 3 run(s) missed 90 %")
 
 
 def test_runs_that_do_something_else_are_refused() -> None:
@@ -122,5 +122,5 @@ def test_a_text_has_its_target_in_bits_per_byte() -> None:
     text = {"target_accuracy": None, "target_bits_per_byte": 2.1}
     rows = run("a", 4, 100, **text) + run("b", 4, 300, **text) + run("c", 4, None, **text)
     assert needed(rows, 4) == NeededSteps(
-        steps=300, said="steps to 2.10 bits per byte: median of 3 run(s) with 4 ranks", of_epochs=True
+        steps=300, said="steps to 2.1 bits per byte: median of 3 run(s) with 4 ranks", of_epochs=True
     )

@@ -108,13 +108,6 @@ def test_what_weakens_a_comparison_is_said(tmp_path: Path, change: dict[str, Any
     assert any(said in sentence for sentence in [*cautions(comparison), *caveats(comparison)])
 
 
-def test_of_several_dense_rows_one_is_the_baseline_and_that_is_said(tmp_path: Path) -> None:
-    other = fake_seeds([1300.0, 1310.0, 1290.0], lr=0.2)
-    assert not any("--baseline" in sentence for sentence in caveats(compared(tmp_path, [*DENSE, *TOPK])))
-    said = list(caveats(compared(tmp_path, [*DENSE, *other, *TOPK])))
-    assert "2 rows use none; the baseline is none + native, lr=0.05 (--baseline chooses another)" in said
-
-
 def test_what_was_faster_at_the_end_alone_is_told_beside_it(tmp_path: Path) -> None:
     whole = {"step": 100, "train_time_s": 10.0}  # 640 samples per second
     dense = [row | whole | {"samples_per_s": 640.0 + row["seed"]} for row in DENSE]

@@ -65,50 +65,6 @@ def test_configurations_that_no_setting_tells_apart_are_told_apart_by_name_or_di
     assert titles(compared(tmp_path, same))[1] == "none + native, name=longer-warmup"
 
 
-def test_what_never_ended_well_is_no_baseline_where_something_else_did(tmp_path: Path) -> None:
-    failed = fake_seeds([100.0], config_id="steep", lr=5.0, status="failed")
-    rows = [*failed, *TOPK, *DENSE]
-    for baseline in (None, "none"):
-        assert compared(tmp_path, rows, baseline=baseline).baseline.ok
-    bf16 = fake_seeds([100.0], compressor="bf16", config_id="bf16", status="failed")
-    assert compared(tmp_path, [*bf16, *DENSE, *TOPK]).baseline.title == "none + native"
-    assert not compared(tmp_path, [*bf16, *failed]).baseline.ok
-
-
-@pytest.mark.parametrize(
-    ("baseline", "expected"),
-    [
-        (None, "none + native"),
-        ("none", "none + native"),
-        ("none+ring", "none + ring"),
-        ("topk:ratio=0.001", "topk:ratio=0.001 + allgather"),
-        ("topk:ratio=0.01+allgather", "topk:ratio=0.01 + allgather"),
-        ("topk", "topk:ratio=0.01 + allgather"),
-        ("topk+allgather", "topk:ratio=0.01 + allgather"),
-        ("tuned", "topk:ratio=0.001 + allgather"),
-    ],
-)
-def test_the_baseline_is_found_by_compressor_pair_name_or_bare_name(
-    tmp_path: Path, baseline: str | None, expected: str
-) -> None:
-    rows = [
-        *topk_seeds([1.0]),
-        *topk_seeds([1.0], compressor="topk:ratio=0.001", name="tuned"),
-        *fake_seeds([1.0], collective="ring"),
-        *fake_seeds([1.0]),
-    ]
-    comparison = compared(tmp_path, rows, baseline=baseline)
-    assert comparison.baseline.title == expected
-    assert comparison.rows[0].gain.verdict == "baseline"
-    ambiguous = baseline in ("topk", "topk+allgather", "none")
-    assert any("rows fit --baseline" in sentence for sentence in caveats(comparison)) == ambiguous
-
-
-def test_without_a_dense_row_the_first_is_the_baseline(tmp_path: Path) -> None:
-    rows = [*topk_seeds([1.0]), *fake_seeds([1.0], compressor="int8")]
-    assert compared(tmp_path, rows).baseline.title == "topk:ratio=0.01 + allgather"
-
-
 @pytest.mark.parametrize(
     ("metric", "expected"), [("samples_per_s", "bf16"), ("time_to_target_s", "bf16"), ("test_accuracy", "none")]
 )
@@ -121,11 +77,6 @@ def test_speed_is_compared_with_16_bits_where_there_are_and_all_else_with_fp32(
     assert "compression vs fp32" in cells(comparison, 0)
     if expected == "bf16":
         assert "speed-up vs bf16 [95% CI]" in cells(comparison, 0)
-
-
-def test_a_baseline_that_does_not_exist_lists_the_rows(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no row fits --baseline qsgd; the rows are: none \+ native; topk"):
-        compared(tmp_path, [*DENSE, *TOPK], baseline="qsgd")
 
 
 def test_grouping_by_other_columns(tmp_path: Path) -> None:
@@ -252,15 +203,6 @@ def test_counts_of_the_wire_are_exact_whatever_their_unit(tmp_path: Path) -> Non
     for metric in ("payload_bytes_per_step", "compression_ratio"):
         comparison = compare(stored(tmp_path, rows), metric=metric)
         assert (comparison.rows[1].gain.verdict, comparison.rows[1].gain.p) == ("better", 0.0), metric
-
-
-def test_without_a_row_in_fp32_that_in_bf16_is_the_baseline_and_without_both_it_is_said(tmp_path: Path) -> None:
-    sparse, half = topk_seeds([1.0] * 3), topk_seeds([1.0] * 3, compressor="bf16")
-    comparison = compare(stored(tmp_path, [*sparse, *half]), metric="test_accuracy")
-    assert (comparison.baseline.label["compressor"], comparison.ambiguity) == ("bf16", None)
-    comparison = compare(stored(tmp_path, [*sparse, *topk_seeds([1.0], compressor="sign")]), metric="test_accuracy")
-    assert comparison.ambiguity is not None
-    assert comparison.ambiguity.startswith("no row uses none or bf16 or torch_bf16, so the baseline is topk")
 
 
 def test_the_anytime_rule_compares_common_seeds_and_needs_more_of_them(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_the_answer_is_one_table_without_broken_cells(file: str, metric: str, wi
 def test_five_methods_at_80_columns() -> None:
     text = to_text(answer_table(compare(store.read([REFERENCE / "five-methods.csv"]))), 80)
     assert [line.rstrip() for line in text.splitlines()] == [
-        "Faster, at some cost: group_topk 4.24x, 1 point less accurate",
+        "Faster, at some cost: group_topk 4.24x, accuracy 1 point lower",
         "Faster, accuracy unclear: powersgd 3.64x (-0.7 points), topk 3.49x (-0.8 points)",
         "Slower: none 0.60x",
         "",

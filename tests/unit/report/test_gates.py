@@ -54,7 +54,7 @@ def test_the_accuracy_gate_counts_points(tmp_path: Path) -> None:
     comparison = compared(tmp_path, [*DENSE, *worse])
     assert check(comparison, [Gate.parse("accuracy:3")]).crossed == []
     (sentence,) = check(comparison, [Gate.parse("accuracy:1")]).crossed
-    assert sentence.endswith("-2.8 points of accuracy crosses accuracy:1")
+    assert sentence.endswith("accuracy -2.8 points crosses accuracy:1")
 
 
 def test_the_gate_on_bytes_needs_no_seeds_for_what_is_counted(tmp_path: Path) -> None:

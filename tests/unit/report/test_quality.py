@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scipy import stats
 
+from bench.core import registry
 from bench.core.errors import UsageError
 from bench.report.comparison import Comparison
 from bench.report.comparison_table import answer_table
 from bench.report.gates import Gate, check, check_reference
 from bench.report.page import page
-from bench.report.quality import ACCURACY, BITS_PER_BYTE, quality_of, yardsticks
+from bench.report.quality import ACCURACY, BITS_PER_BYTE, metrics, quality_of, yardsticks
 from bench.report.store import collect_runs
 from bench.report.tables import to_text
 from bench.report.targets import BYTES, TIME, Need, Target, find_target, needs
 from bench.report.verdict import caveats, implausible, in_lines
 from tests.testing.fake_results import fake_text_run, results
 from tests.testing.fake_rows import fake_row, fake_seeds, stored, text_seeds, topk_seeds
+from tests.testing.plugins import install_entry_points
 from tests.unit.report.compared import cells, compared
 
 SPEED, TWICE = [1000.0, 1010.0, 990.0], [2000.0, 2010.0, 1990.0]
@@ -54,9 +57,9 @@ def test_bits_per_byte_are_compared_by_ratio() -> None:
 @pytest.mark.parametrize(
     ("bits", "verdict", "said"),
     [
-        ([2.104, 2.106, 2.102], "same", "Faster, no more bits per byte: topk 2.00x"),
-        ([2.142, 2.144, 2.140], "worse", "Faster, at some cost: topk 2.00x, 2 % more bits per byte"),
-        ([2.058, 2.060, 2.056], "better", "Faster, no more bits per byte: topk 2.00x"),
+        ([2.104, 2.106, 2.102], "same", "Faster, no worse in bits per byte: topk 2.00x"),
+        ([2.142, 2.144, 2.140], "worse", "Faster, at some cost: topk 2.00x, bits per byte 2 % higher"),
+        ([2.058, 2.060, 2.056], "better", "Faster, no worse in bits per byte: topk 2.00x"),
         ([2.08, 2.18, 2.13], "unclear", "Faster, bits per byte unclear: topk 2.00x (+1.4 %)"),
     ],
 )
@@ -72,12 +75,12 @@ def test_bits_per_byte_can_be_the_metric(tmp_path: Path) -> None:
     rows += text_seeds(SPEED, [2.2, 2.202, 2.198], compressor="sign")
     comparison = compared(tmp_path, rows, metric="test_bits_per_byte", sort="test_bits_per_byte")
     assert in_lines(comparison) == [
-        "Fewer bits per byte: powersgd -7.1 %, topk -2.0 %",
-        "More bits per byte: sign +4.8 %",
+        "Lower bits per byte: powersgd -7.1 %, topk -2.0 %",
+        "Higher bits per byte: sign +4.8 %",
     ]
     assert [row.group.short for row in comparison.candidates] == ["powersgd", "topk", "sign"]
     table = answer_table(comparison)
-    assert table.title == "bits per byte of the held-out text: every row against none + native"
+    assert table.title == "test bits per byte: every row against none + native"
     assert [column.heading for column in table.columns[1:3]] == ["bits per byte\n± sd", "% vs none\n[95% CI]"]
 
 
@@ -126,23 +129,26 @@ def test_the_baseline_says_what_is_compared(tmp_path: Path) -> None:
 def test_targets_of_a_text(tmp_path: Path) -> None:
     rows = text_seeds(SPEED, BITS)
     group = compared(tmp_path, rows).baseline
-    assert find_target("2.105", group, BITS_PER_BYTE) == Target(bits_per_byte=2.105)
-    assert [Target(bits_per_byte=bits).title for bits in (2.1, 2.105)] == ["2.10 bits per byte", "2.105 bits per byte"]
+    assert find_target("2.105", group, BITS_PER_BYTE) == Target(2.105, BITS_PER_BYTE)
+    assert [Target(bits, BITS_PER_BYTE).title for bits in (2.1, 2.105)] == ["2.1 bits per byte", "2.105 bits per byte"]
     best = find_target("best-2", group, BITS_PER_BYTE)
-    assert best.bits_per_byte == pytest.approx(2.1 * 1.02)
+    assert best.value == pytest.approx(2.1 * 1.02)
     assert best.meaning == (
         "best-2 is 2.142: 2 % above the mean final bits per byte of none + native, 2.100 over 3 seeds"
     )
     for wrong in ("0", "8.1", "few"):
-        with pytest.raises(UsageError, match=r"is not a target; write bits per byte such as 2\.1, or best-1"):
+        with pytest.raises(
+            UsageError,
+            match=r"is not a target; write the bits per byte to reach, above 0 and at most 8, or best-1: 1 % above",
+        ):
             compared(tmp_path, rows, metric=TIME, targets=[wrong])
 
 
 def test_a_target_is_reached_from_above(tmp_path: Path) -> None:
     run = fake_text_run([3.0, 2.4, 2.1, 2.0], target=None, payload_bytes_per_step=100.0)
     group = compared(tmp_path, run).baseline
-    assert needs(group, TIME, Target(bits_per_byte=2.4)) == [Need(seed=1, amount=4.0, budget=8.0)]
-    assert needs(group, TIME, Target(bits_per_byte=1.9)) == [Need(seed=1, amount=None, budget=8.0)]
+    assert needs(group, TIME, Target(2.4, BITS_PER_BYTE)) == [Need(seed=1, amount=4.0, budget=8.0)]
+    assert needs(group, TIME, Target(1.9, BITS_PER_BYTE)) == [Need(seed=1, amount=None, budget=8.0)]
     own = compared(tmp_path, fake_text_run([3.0, 2.4, 2.1, 2.0], payload_bytes_per_step=100.0)).baseline
     assert needs(own, BYTES, Target()) == [Need(seed=1, amount=3000.0, budget=4000.0)]
     assert needs(own, TIME, Target()) == [Need(seed=1, amount=6.0, budget=8.0)]
@@ -174,7 +180,7 @@ def test_a_method_that_learns_suspiciously_fast_is_told(tmp_path: Path) -> None:
 def test_the_gate_on_bits_per_byte(tmp_path: Path) -> None:
     comparison = against_dense(tmp_path, [2.142, 2.144, 2.140])
     (sentence,) = check(comparison, [Gate.parse("bits_per_byte:+1%")]).crossed
-    assert sentence.endswith("+2.0 % bits per byte crosses bits_per_byte:+1%")
+    assert sentence.endswith("bits per byte +2.0 % crosses bits_per_byte:+1%")
     assert check(comparison, [Gate.parse("bits_per_byte:3%")]).crossed == []
     assert check(against_dense(tmp_path, [2.0, 2.001, 1.999]), [Gate.parse("bits_per_byte:1%")]).crossed == []
     with pytest.raises(UsageError, match=r"compared in bits per byte; write --fail-on bits_per_byte:\+1% instead"):
@@ -205,13 +211,52 @@ def test_bits_per_byte_must_repeat(tmp_path: Path, change: dict[str, Any], is_al
 def test_a_report_asks_and_answers_in_bits_per_byte(tmp_path: Path) -> None:
     rows = [*text_seeds(SPEED, BITS), *text_seeds(TWICE, [2.142, 2.144, 2.140], **TOPK)]
     content = page(results(tmp_path, rows), [], [])
-    assert content.question.endswith("finish sooner, without needing more bits per byte?")
+    assert content.question.endswith("finish sooner, with no worse bits per byte?")
     (section,) = content.sections
     assert section.answer == (
-        "Perhaps: topk:ratio=0.01 + allgather is faster than none + native, but with more bits per byte, or the number "
-        "of bits per byte is unclear."
+        "Perhaps: topk:ratio=0.01 + allgather is faster than none + native, but worse in bits per byte, or that is "
+        "unclear."
     )
-    assert section.evidence[0].endswith("; bits per byte worse, +2.0 [+1.8, +2.2] per cent.")
+    assert section.evidence[0].endswith("; bits per byte worse, +2.0 [+1.8, +2.2] %.")
     untimed = [row | {"samples_per_s": None} for row in rows]
     (section,) = page(results(tmp_path, untimed), [], []).sections
     assert section.answer == "No: no row is better in bits per byte than none + native."
+
+
+@pytest.fixture
+def regression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """Install a package with a metric of its own, and return rows of models that have no accuracy."""
+    (tmp_path / "regression.py").write_text(
+        "from bench.report.quality import Metric\nMSE = Metric(column='test_loss', noun='mean squared error')\n",
+        encoding="utf-8",
+    )
+    install_entry_points(tmp_path, "regression", {"bench.metrics": {"mse": "regression:MSE"}})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    caches = (registry._added, metrics)
+    for cache in caches:
+        cache.cache_clear()
+    yield [
+        *_with_loss(fake_seeds(SPEED), [0.0210, 0.0211, 0.0209]),
+        *_with_loss(topk_seeds(TWICE), [0.0231, 0.0232, 0.0230]),
+    ]
+    for cache in caches:
+        cache.cache_clear()
+
+
+def _with_loss(rows: list[dict[str, Any]], losses: list[float]) -> list[dict[str, Any]]:
+    unknown = dict.fromkeys(("test_accuracy", "target_accuracy", "time_to_target_s"))
+    return [row | unknown | {"test_loss": loss} for row, loss in zip(rows, losses, strict=True)]
+
+
+def test_a_package_adds_a_metric_by_one_declaration(tmp_path: Path, regression: list[dict[str, Any]]) -> None:
+    comparison = compared(tmp_path, regression)
+    assert in_lines(comparison) == ["Faster, at some cost: topk 2.00x, mean squared error 10 % higher"]
+    assert answer_table(comparison).columns[4].heading == "mean squared error\n(% vs none)"
+    alone = compared(tmp_path, regression, metric="test_loss", sort="test_loss")
+    assert in_lines(alone) == ["Higher mean squared error: topk +10.0 %"]
+    best = find_target("best-1", comparison.baseline, comparison.quality)
+    assert best.meaning.startswith("best-1 is 0.021: 1 % above the mean final mean squared error of none + native")
+    (sentence,) = check(comparison, [Gate.parse("loss:+5%")]).crossed
+    assert sentence.endswith("mean squared error +10.0 % crosses loss:+5%")
+    question = page(results(tmp_path, regression), [], []).question
+    assert question.endswith("finish sooner, with no worse mean squared error?")

@@ -11,6 +11,7 @@ from scipy import special, stats
 
 from bench.report.statistics import (
     Effect,
+    break_even,
     difference,
     estimate,
     holm,
@@ -192,3 +193,18 @@ def test_the_quantile_is_scipys(p: float, degrees: float) -> None:
 def test_the_printed_table() -> None:
     assert two_sided_quantile(0.05, 1) == pytest.approx(12.706, abs=5e-4)
     assert two_sided_quantile(0.05, 4) == pytest.approx(2.776, abs=5e-4)
+
+
+def test_break_even_lies_on_a_straight_line_between_logarithms() -> None:
+    # 4x at 10 Mbit/s, 1/2 at 1000 Mbit/s: logarithms 2 and -1, so two thirds of the way, which is 10 x 100^(2/3).
+    assert break_even([(1e7, 4.0), (1e9, 0.5)]) == [pytest.approx(1e7 * 100 ** (2 / 3))]
+
+
+@pytest.mark.parametrize(
+    ("points", "crossings"),
+    [([(1e7, 2.0), (1e8, 1.5)], []), ([(1e7, 2.0), (1e8, 1.0), (1e9, 0.5)], [1e8]), ([(1e7, 1.0), (1e8, 3.0)], [1e7])],
+)
+def test_break_even_points_are_only_those_measured_or_enclosed(
+    points: list[tuple[float, float]], crossings: list[float]
+) -> None:
+    assert break_even(points) == crossings

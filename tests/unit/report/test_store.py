@@ -295,8 +295,3 @@ def test_the_same_settings_of_another_version_are_the_same_run_of_a_group(tmp_pa
     comparison = compare(stored(tmp_path, rows), by=["compressor"])
     assert [run["run_id"] for run in comparison.baseline.runs] == ["new", "other"]
     assert len(compare(stored(tmp_path, rows)).rows) == 3
-
-
-def test_the_rank_of_powersgd_is_read_from_older_files(tmp_path: Path) -> None:
-    old = write_run(tmp_path / "old", fake_row(compressor="powersgd:approx_rank=4,warm_start=false"))
-    assert load([old])["compressor"].to_list() == ["powersgd:rank=4,warm_start=false"]

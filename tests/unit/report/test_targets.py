@@ -48,7 +48,7 @@ def heading_to_text(comparison: Comparison, row: int) -> dict[str, str]:
 
 def test_the_first_evaluation_at_the_target_counts(tmp_path: Path) -> None:
     runs = group(tmp_path, *curve(1, 0.5, 0.9, 0.8, 0.95), *curve(2, 0.5, 0.6, 0.7, 0.8))
-    target = Target(accuracy=0.9)
+    target = Target(0.9)
     assert needs(runs, TIME, target) == [
         Need(seed=1, amount=2.0, budget=4.0),
         Need(seed=2, amount=None, budget=4.0),
@@ -58,7 +58,7 @@ def test_the_first_evaluation_at_the_target_counts(tmp_path: Path) -> None:
 def test_bytes_are_those_of_gradients_and_state_up_to_the_target(tmp_path: Path) -> None:
     rows = curve(1, 0.5, 0.9, 0.95, payload_bytes_per_step=100.0, state_bytes_per_step=5.0)
     rows[0]["payload_bytes_per_step"] = 1000.0  # the warm-up sends more
-    assert needs(group(tmp_path, *rows), BYTES, Target(accuracy=0.9)) == [
+    assert needs(group(tmp_path, *rows), BYTES, Target(0.9)) == [
         Need(seed=1, amount=10 * 1005.0 + 10 * 105.0, budget=10 * 1005.0 + 20 * 105.0)
     ]
 
@@ -189,7 +189,10 @@ def test_one_evaluation_says_little_of_the_time_to_another_target(tmp_path: Path
 
 @pytest.mark.parametrize("text", ["", "worst", "0", "1.1", "nan", "best", "best-"])
 def test_what_is_no_target_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UsageError, match=r"is not a target; write an accuracy such as 0\.9, or best-1"):
+    with pytest.raises(
+        UsageError,
+        match=r"is not a target; write the accuracy to reach, above 0 and at most 1, or best-1: 1 point below",
+    ):
         find_target(text, group(tmp_path, fake_row()))
 
 
@@ -203,7 +206,7 @@ def diverged(seed: int, **values: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("metric", [TIME, BYTES])
 def test_who_diverged_would_have_missed_with_any_budget(tmp_path: Path, metric: str) -> None:
     runs = [curve(1, 0.5, 0.95, 0.96), diverged(2), curve(3, 0.1, 0.2, 0.3, status="failed", error="rank 1 was killed")]
-    known = needs(group(tmp_path, *itertools.chain(*runs)), metric, Target(accuracy=0.9))
+    known = needs(group(tmp_path, *itertools.chain(*runs)), metric, Target(0.9))
     assert [(need.seed, need.amount is None, need.budget == math.inf) for need in known] == [
         (1, False, False),
         (2, True, True),
@@ -236,8 +239,8 @@ def test_bytes_are_not_known_where_steps_were_counted_anew(tmp_path: Path) -> No
     for step, ranks in ((15, 4), (30, 1)):
         rows = curve(1, 0.5, 0.95)
         rows[1] |= {"step": step, "world_size": ranks}
-        assert needs(group(tmp_path, *rows), BYTES, Target(accuracy=0.9)) == []
-        assert needs(group(tmp_path, *rows), TIME, Target(accuracy=0.9))[0].amount == 2.0
+        assert needs(group(tmp_path, *rows), BYTES, Target(0.9)) == []
+        assert needs(group(tmp_path, *rows), TIME, Target(0.9))[0].amount == 2.0
 
 
 def test_what_is_counted_as_missed_is_in_the_same_cells_whether_bytes_are_known_or_not(tmp_path: Path) -> None:
@@ -257,7 +260,7 @@ def test_every_target_has_its_time_whatever_the_metric(tmp_path: Path) -> None:
 
 
 def test_a_target_that_everybody_has_from_the_start_is_none(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no training is needed to reach that, so subtract fewer points"):
+    with pytest.raises(UsageError, match="no training is needed to reach that, so subtract less"):
         compare(stored(tmp_path, fake_seeds([1.0, 2.0])), metric=TIME, targets=["best-99.5"])
 
 

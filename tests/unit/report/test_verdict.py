@@ -28,8 +28,8 @@ def test_rows_are_grouped_by_what_they_gain_and_what_that_costs(tmp_path: Path) 
         *other("good", SPEED),
     ]
     assert in_lines(compared(tmp_path, rows)) == [
-        "Faster, no less accurate: good 2.00x",
-        "Faster, at some cost: lossy 2.00x, 2 points less accurate",
+        "Faster, no worse in accuracy: good 2.00x",
+        "Faster, at some cost: lossy 2.00x, accuracy 2 points lower",
         "Slower: slow 0.50x",
     ]
 
@@ -56,15 +56,15 @@ def test_one_seed_allows_no_verdict_and_one_row_no_comparison(tmp_path: Path) ->
 def test_rows_on_other_work_are_pointed_out_first(tmp_path: Path) -> None:
     first, second = in_lines(compared(tmp_path, [*DENSE, *topk_seeds(SPEED, DENSE_ACCURACY, uplink_bps=1e7)]))
     assert first == "Compare only rows with the same work: these differ in uplink_bps"
-    assert second == "Faster, no less accurate: topk 2.00x"
+    assert second == "Faster, no worse in accuracy: topk 2.00x"
 
 
 @pytest.mark.parametrize(
     ("metric", "said"),
     [
-        ("test_accuracy", "Less accurate: topk -2.0 points"),
-        ("payload_bytes_per_step", "Fewer bytes, at some cost: topk 50.0x, 2 points less accurate"),
-        ("compression_ratio", "Better in compression_ratio, at some cost: topk 50.0x, 2 points less accurate"),
+        ("test_accuracy", "Lower accuracy: topk -2.0 points"),
+        ("payload_bytes_per_step", "Fewer bytes, at some cost: topk 50.0x, accuracy 2 points lower"),
+        ("compression_ratio", "Better in compression_ratio, at some cost: topk 50.0x, accuracy 2 points lower"),
     ],
 )
 def test_the_words_follow_the_metric(tmp_path: Path, metric: str, said: str) -> None:

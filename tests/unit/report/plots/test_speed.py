@@ -10,21 +10,6 @@ from bench.report.plots import speed
 from tests.testing.fake_results import everything, fake_run, results
 
 
-def test_break_even_lies_on_a_straight_line_between_logarithms() -> None:
-    # 4x at 10 Mbit/s, 1/2 at 1000 Mbit/s: logarithms 2 and -1, so two thirds of the way, which is 10 x 100^(2/3).
-    assert speed.break_even([(1e7, 4.0), (1e9, 0.5)]) == [pytest.approx(1e7 * 100 ** (2 / 3))]
-
-
-@pytest.mark.parametrize(
-    ("points", "crossings"),
-    [([(1e7, 2.0), (1e8, 1.5)], []), ([(1e7, 2.0), (1e8, 1.0), (1e9, 0.5)], [1e8]), ([(1e7, 1.0), (1e8, 3.0)], [1e7])],
-)
-def test_break_even_points_are_only_those_measured_or_enclosed(
-    points: list[tuple[float, float]], crossings: list[float]
-) -> None:
-    assert speed.break_even(points) == crossings
-
-
 def test_speed_up_is_over_the_baseline_on_the_same_link(tmp_path: Path) -> None:
     rows, _ = everything()
     two_ranks = [row for row in rows if row["world_size"] == 2]

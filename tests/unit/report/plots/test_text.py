@@ -27,7 +27,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Results:
 )
 def test_the_axis_is_in_bits_per_byte(name: str, x: str, full: Results) -> None:
     axes = KINDS[name].draw(full).figure.axes[0]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == (x, "bits per byte of the held-out text")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == (x, "test bits per byte")
     low, high = axes.get_ylim()
     assert low < 2.1
     assert high > 2.3
@@ -37,8 +37,8 @@ def test_curves_are_means_of_bits_per_byte(tmp_path: Path) -> None:
     shown = results(tmp_path, [*fake_text_run([3.0, 2.2], seed=1), *fake_text_run([2.6, 2.0], seed=2)])
     picture = KINDS["accuracy-time"].draw(shown)
     np.testing.assert_allclose(picture.figure.axes[0].lines[0].get_xydata(), [[2.0, 2.8], [4.0, 2.1]])
-    assert picture.alt.startswith("Curves of bits per byte of the held-out text against training time.")
-    assert picture.alt.endswith("2.10 bits per byte after 4 s.")
+    assert picture.alt.startswith("Curves of test bits per byte against training time.")
+    assert picture.alt.endswith("2.1 bits per byte after 4 s.")
 
 
 def test_fewer_bits_are_on_the_front(tmp_path: Path) -> None:
@@ -73,6 +73,7 @@ def test_pictures_of_accuracy_leave_out_texts_and_say_so(tmp_path: Path) -> None
     (curve,) = KINDS["accuracy-time"].draw(mixed).figure.axes[0].lines
     np.testing.assert_allclose(curve.get_ydata(), [0.5, 0.9])
     assert any(
-        caveat.startswith("pictures of accuracy leave out runs on texts") for caveat in page(mixed, [], []).caveats
+        caveat.startswith("pictures of accuracy leave out the runs with bits per byte")
+        for caveat in page(mixed, [], []).caveats
     )
     assert results(tmp_path, images).left_out == results(tmp_path, text).left_out == []

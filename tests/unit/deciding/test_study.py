@@ -9,9 +9,9 @@ import pytest
 
 from bench.core.config.run import RunConfig
 from bench.core.errors import NothingToCompare, UsageError
-from bench.extensions.decide.api import decide
-from bench.extensions.decide.search import Search
-from bench.extensions.decide.study import (
+from bench.deciding.api import decide
+from bench.deciding.search import Search
+from bench.deciding.study import (
     Method,
     Study,
     notes_of,
@@ -211,6 +211,14 @@ def test_runs_that_failed_without_divergence_are_repeated(
         executed.append(config)
         return mock.Mock(status="ok")
 
-    monkeypatch.setattr("bench.extensions.decide.study.execute", execute)
+    monkeypatch.setattr("bench.deciding.study.execute", execute)
     assert train_missing([config], tmp_path, mock.Mock(), lambda *_: None) is is_repeated
     assert executed == [config] * is_repeated
+
+
+def test_a_study_of_a_text_has_one_target_in_bits_per_byte() -> None:
+    study = Study(base={"target_bits_per_byte": 2.1}, methods=[{}, {}], rule={})
+    study.check()
+    assert study.quality.name == "bits_per_byte"
+    with pytest.raises(UsageError, match="all methods must share target_bits_per_byte"):
+        dataclasses.replace(study, methods=[{}, {"target_bits_per_byte": 2.0}]).check()

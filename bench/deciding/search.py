@@ -1,12 +1,11 @@
 """The search for an answer: train seed by seed, time the steps on the link, and stop when every method is decided."""
 
 import dataclasses
-import itertools
 import math
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +16,18 @@ from bench.core.counters import NOTEWORTHY_SHARE
 from bench.core.errors import NothingToCompare
 from bench.core.run_folder import read_json, write_json
 from bench.core.units import format_seconds, parse_rate
-from bench.extensions.decide.decision import (
-    DecisionRule,
-    Evidence,
-    MethodDecision,
-    best_of,
-    decide,
-    log_ratios,
-    seeds_in_words,
-)
-from bench.extensions.decide.step_times import StepTimes, joined, levels_of, measure_step_times
-from bench.extensions.decide.study import LINK_OPTIONS, Method, Study, train_missing
-from bench.extensions.decide.trajectory import Trajectory, find_trajectories
+from bench.deciding.answer import Answer, LinkCheck, factor_of
+from bench.deciding.decision import Evidence, MethodDecision, best_of, decide, log_ratios, seeds_in_words
+from bench.deciding.step_times import LinkStepTimes, joined, levels_of, measure_step_times
+from bench.deciding.study import LINK_OPTIONS, DecideConfig, Method, Study, train_missing
+from bench.deciding.trajectory import Trajectory, find_trajectories
 from bench.launch.jobs.fork_server import ForkServer
 from bench.report.comparison import compare
+from bench.report.statistics import break_even
 from bench.report.verdict import implausible
 
 # Folders of runs; `bench compare` leaves out names that begin with a dot, unless they are given.
 TRAJECTORIES, WHOLE_RUNS = ".trajectories", ".whole-runs"
-# A composed time that differs by more than this from the time of a whole run is not used.
-LARGEST_DEVIATION = 0.10
 # The search ends if the baseline misses the target with each of this number of first seeds.
 ENOUGH_MISSES = 3
 # All jobs that time steps share the first four seeds, because the speed of a machine drifts. No method is decided
@@ -48,67 +39,6 @@ LONGEST_TIMING_S = 2.0
 LARGEST_RATE_FACTOR, LARGEST_RATE_BPS = 16.0, 200e6
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LinkCheck:
-    """A whole run on the link, beside the time that was composed for the same method and seed.
-
-    Attributes:
-        method: name of the method.
-        seed: the seed.
-        composed_s: seconds to the target, composed of step times measured right before and after the whole run.
-        measured_s: measured seconds to the target.
-        is_same_training: True if both trainings had the same test losses, bit for bit.
-    """
-
-    method: str
-    seed: int
-    composed_s: float
-    measured_s: float
-    is_same_training: bool
-
-    @property
-    def deviation(self) -> float:
-        """The composed time relative to the measured one, minus 1."""
-        return self.composed_s / self.measured_s - 1.0
-
-    @property
-    def is_passed(self) -> bool:
-        """True if composed times can be used."""
-        return self.is_same_training and abs(self.deviation) <= LARGEST_DEVIATION
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StudyResult:
-    """The answer of a study.
-
-    Attributes:
-        study: the study.
-        target: test accuracy to reach, from 0 to 1; or bits per byte of a text.
-        rule: the rule by which methods were compared.
-        evidence: what was measured of each method, the baseline first.
-        decisions: the decision about each method except the baseline.
-        checks: whole runs on the link, if any.
-        faster_up_to: for each method that is faster on this link, the highest rate in bit/s at which it is still
-            faster; infinity if it is faster at all rates that were measured. Methods whose rate is unknown are missing.
-        rates_tried: rates of the link in bit/s at which steps were timed, from low to high.
-        stopped: reason why open methods got no further seeds; empty if all are decided.
-        next_seed_s: seconds that one more seed of all open methods would take; None if unknown.
-        warnings: sentences about results that should not be trusted.
-    """
-
-    study: Study
-    target: float
-    rule: DecisionRule
-    evidence: list[Evidence]
-    decisions: list[MethodDecision]
-    checks: list[LinkCheck]
-    faster_up_to: dict[str, float]
-    rates_tried: list[float]
-    stopped: str
-    next_seed_s: float | None
-    warnings: list[str]
-
-
 @dataclasses.dataclass(kw_only=True)
 class Search:
     """Trains and measures until every method is decided, the seeds are used up, or the time is over.
@@ -116,7 +46,6 @@ class Search:
     Attributes:
         study: the study.
         methods: its methods with their configurations, the baseline first.
-        rule: the rule by which methods are compared.
         folder: folder of the study.
         server: starts the ranks of runs.
         live: shows the progress.
@@ -126,14 +55,13 @@ class Search:
 
     study: Study
     methods: list[Method]
-    rule: DecisionRule
     folder: Path
     server: ForkServer
     live: LiveLine
     ends_at: float
     checks: bool
 
-    def run(self, seeds: Sequence[int]) -> StudyResult:
+    def run(self, seeds: Sequence[int]) -> Answer:
         """Return the answer; everything that was measured is kept in the folder, and used again by the next call.
 
         Args:
@@ -146,10 +74,11 @@ class Search:
         """
         (self.folder / "step-times").mkdir(parents=True, exist_ok=True)
         self.study.store(self.folder)
+        self._rule = DecideConfig(**self.study.rule)
         self._target: float = getattr(self.methods[0].trajectory, self.study.quality.target_column)
         self._whole = self.study.is_time_dependent
-        self._jobs: list[dict[str, StepTimes]] = []
-        self._times: dict[str, StepTimes] = {}
+        self._jobs: list[dict[str, LinkStepTimes]] = []
+        self._times: dict[str, LinkStepTimes] = {}
         self._known: dict[str, Trajectory] = {}  # trainings that were read, by the digest of their configuration
         self._seed_s = 0.0
         self._seeds_of: dict[str, list[int]] = {}
@@ -163,10 +92,11 @@ class Search:
         decisions = self._decisions()
         evidence = [self._evidence(method) for method in self.methods]
         rates_tried, faster_up_to = self._rates(evidence, decisions)
-        return StudyResult(
+        return Answer(
+            folder=self.folder,
             study=self.study,
             target=self._target,
-            rule=self.rule,
+            rule=self._rule,
             evidence=evidence,
             decisions=decisions,
             checks=checks,
@@ -211,11 +141,11 @@ class Search:
         if not any(each.reached for each in baseline.times):
             quality = self.study.quality
             known = [each.accuracy for each in baseline.trajectories if each.accuracy is not None]
-            best = min(known, key=quality.cost, default=quality.worst)
+            best = quality.in_words(min(known, key=quality.cost)) if known else "no value"
             raise NothingToCompare(
                 f"{baseline.method} reached {quality.in_words(self._target)} with none of "
-                f"{seeds_in_words(len(baseline.times))} so far, and ended with {quality.in_words(best)} at best; "
-                f"{quality.relax}, or give more --epochs"
+                f"{seeds_in_words(len(baseline.times))} so far, and ended with {best} at best; "
+                f"{'lower' if quality.higher_is_better else 'raise'} {quality.target_flag}, or give more --epochs"
             )
 
     def _train_and_time(self, number: int, seed: int, methods: Sequence[Method]) -> None:
@@ -247,22 +177,26 @@ class Search:
 
         If whole runs count, the methods are also trained on the link; only there, if their numbers depend on time.
         """
-        names = {m.trajectory.config_id: m.name for m in methods} | {m.on_link.config_id: m.name for m in methods}
+        missed = []
+        if not self.study.is_time_dependent:
+            missed.append(self._train_in(TRAJECTORIES, {m.name: m.trajectory for m in methods}, seed))
+        if self._whole:
+            missed.append(self._train_in(WHOLE_RUNS, {m.name: m.on_link for m in methods}, seed))
+        return any(missed)
+
+    def _train_in(self, folder: str, configs: Mapping[str, RunConfig], seed: int) -> bool:
+        names = {config.config_id: name for name, config in configs.items()}
+        where = ", on the link" if folder == WHOLE_RUNS else ""
 
         def show(config: RunConfig, line: dict[str, Any]) -> None:
             if "evaluated" not in line:
                 left = format_seconds(max(0.0, self.ends_at - time.monotonic()))
-                parts = [f"seed {config.seed}, {names[config.config_id]}", f"{left} left", f"epoch {line['epoch']:.1f}"]
+                title = f"seed {seed}, {names[config.config_id]}{where}"
+                parts = [title, f"{left} left", f"epoch {line['epoch']:.1f}"]
                 self.live.update(parts, total=line["total_steps"], completed=line["step"])
 
-        has_trained = False
-        if not self.study.is_time_dependent:
-            configs = [dataclasses.replace(method.trajectory, seed=seed) for method in methods]
-            has_trained |= train_missing(configs, self.folder / TRAJECTORIES, self.server, show)
-        if self._whole:
-            configs = [dataclasses.replace(method.on_link, seed=seed) for method in methods]
-            has_trained |= train_missing(configs, self.folder / WHOLE_RUNS, self.server, show)
-        return has_trained
+        seeded = [dataclasses.replace(config, seed=seed) for config in configs.values()]
+        return train_missing(seeded, self.folder / folder, self.server, show)
 
     def _evidence(self, method: Method) -> Evidence:
         seeds = self._seeds_of[method.name]
@@ -283,9 +217,9 @@ class Search:
 
     def _decisions(self) -> list[MethodDecision]:
         baseline, *candidates = map(self._evidence, self.methods)
-        return [decide(baseline, candidate, self.rule) for candidate in candidates]
+        return [decide(baseline, candidate, self._rule, len(candidates)) for candidate in candidates]
 
-    def _time_steps(self, methods: Sequence[Method], occasion: str) -> dict[str, StepTimes]:
+    def _time_steps(self, methods: Sequence[Method], occasion: str) -> dict[str, LinkStepTimes]:
         """Return the step times of the methods on their link, of one job; run it unless the folder has its times.
 
         Args:
@@ -296,7 +230,7 @@ class Search:
         key = short_digest([occasion, *(config.config_id for config in configs.values())])
         path = self.folder / "step-times" / f"{key}.json"
         if (stored := read_json(path)) is not None:
-            return {name: StepTimes(**times) for name, times in stored.items()}
+            return {name: LinkStepTimes(**times) for name, times in stored.items()}
         levels = {
             method.name: levels_of(self._evidence(method).trajectories[0].intervals, is_one=method.exchanges_alike)
             for method in methods
@@ -335,7 +269,8 @@ class Search:
         if (stored := read_json(path)) is not None:
             return LinkCheck(**stored)
         before = self._time_steps([method], f"before check {config.digest}")
-        whole = self._whole_run(method, config)
+        self._train_in(WHOLE_RUNS, {method.name: method.on_link}, trajectory.seed)
+        (whole,) = find_trajectories([config], self.folder / WHOLE_RUNS, self._target).values()
         after = self._time_steps([method], f"after check {config.digest}")
         losses = [[row["test_loss"] for row in each.run.rows[: whole.num_to_target]] for each in (whole, trajectory)]
         check = LinkCheck(
@@ -347,18 +282,6 @@ class Search:
         )
         write_json(path, dataclasses.asdict(check))
         return check
-
-    def _whole_run(self, method: Method, config: RunConfig) -> Trajectory:
-        """Train with the method on the link, until the target is reached."""
-
-        def show(_: RunConfig, line: dict[str, Any]) -> None:
-            if "evaluated" not in line:
-                parts = [f"whole run of {method.name} on the link"]
-                self.live.update(parts, total=line["total_steps"], completed=line["step"])
-
-        train_missing([config], self.folder / WHOLE_RUNS, self.server, show)
-        (whole,) = find_trajectories([config], self.folder / WHOLE_RUNS, self._target).values()
-        return whole
 
     def _warnings(self, evidence: Sequence[Evidence]) -> list[str]:
         """Return sentences about results that cannot be trusted."""
@@ -429,18 +352,12 @@ def crossing(rates: Sequence[float], factors: Sequence[float]) -> float:
         rates: rates in bit/s, from low to high.
         factors: how many times sooner a method is at each rate.
     """
-    for (low, high), (above, below) in zip(itertools.pairwise(rates), itertools.pairwise(factors), strict=True):
-        if above > 1.0 >= below:
-            share = math.log(above) / math.log(above / below)
-            return float(low * (high / low) ** share)
-    return math.inf if factors[-1] > 1.0 else rates[0]
+    edges = break_even(list(zip(rates, factors, strict=True)))
+    return edges[-1] if edges else math.inf if factors[-1] > 1.0 else rates[0]
 
 
 def _state(num_seeds: int, decisions: Sequence[MethodDecision]) -> str:
     """Return one line with the number of seeds and what is known of every method."""
-    parts = []
-    for each in decisions:
-        factor = "target missed" if each.factor is None else f"{each.factor:.2f}x"
-        bounds = f" [{each.low:.2f}, {each.high:.2f}]" if each.low > 0.0 and each.high < float("inf") else ""
-        parts.append(f"{each.method} {factor}{bounds} {each.verdict}")
+    factors = ["target missed" if each.factor is None else factor_of(each) for each in decisions]
+    parts = [f"{each.method} {factor} {each.verdict}" for each, factor in zip(decisions, factors, strict=True)]
     return f"{seeds_in_words(num_seeds)}: {'; '.join(parts)}"

@@ -9,14 +9,16 @@ simulates how often the verdicts are wrong.
 import dataclasses
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from bench.extensions.decide.step_times import StepTimes
-from bench.extensions.decide.trajectory import Trajectory
+from bench.deciding.step_times import LinkStepTimes
+from bench.deciding.study import DecideConfig
+from bench.deciding.trajectory import Trajectory
 from bench.report.anytime import interval, judge_log_ratios
-from bench.report.quality import Quality, quality_of
-from bench.report.statistics import two_sided_quantile
+from bench.report.quality import Metric, quality_of
+from bench.report.statistics import Effect, two_sided_quantile
 
 TimeVerdict = Literal["faster", "slower", "same", "missed", "open"]
 AccuracyVerdict = Literal["within", "below", "above", "open"]
@@ -25,23 +27,6 @@ AccuracyVerdict = Literal["within", "below", "above", "open"]
 SHARED_PART = 0.2
 # A method that has missed the target with this number of seeds, and never reached it, gets no more seeds.
 ENOUGH_MISSES = 4
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DecisionRule:
-    """The rule by which methods are compared.
-
-    Attributes:
-        alpha: probability of a wrong verdict on any method; it is divided by the number of candidates.
-        num_candidates: number of methods that are compared with the baseline.
-        same: factors of time from 1 / same to same make no practical difference.
-        accuracy_margin: loss of quality that is accepted, as a share: of test accuracy, or relative for bits per byte.
-    """
-
-    alpha: float
-    num_candidates: int
-    same: float
-    accuracy_margin: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,39 +61,35 @@ class Evidence:
 
     method: str
     trajectories: list[Trajectory]
-    step_times: StepTimes | None = None
+    step_times: LinkStepTimes | None = None
     whole_runs: list[Trajectory] = dataclasses.field(default_factory=list)
 
     @property
-    def quality(self) -> Quality:
+    def quality(self) -> Metric:
         """The measure of the trained models: accuracy or bits per byte."""
         return quality_of(each.run.last_known for each in self.trajectories)
 
     @property
     def times(self) -> list[SeedTime]:
         """The time that each seed needed to reach the target."""
-        if self.step_times is None:
-            return [_seed_time(run, run.train_time_s, "measured") for run in self.whole_runs]
-        composed = [(each, each.start_s + self.step_times.training_s(each.steps)) for each in self.trajectories]
-        return [_seed_time(each, seconds, "composed") for each, seconds in composed]
+        timed = [(run, run.train_time_s) for run in self.whole_runs]
+        if self.step_times is not None:
+            timed = [(each, each.start_s + self.step_times.training_s(each.steps)) for each in self.trajectories]
+        return [
+            SeedTime(
+                seed=each.seed,
+                seconds=seconds,
+                reached=each.num_to_target is not None,
+                origin="measured" if self.step_times is None else "composed",
+                num_steps=sum(each.steps.values()),
+            )
+            for each, seconds in timed
+        ]
 
     @property
-    def steps(self) -> dict[float, int]:
+    def steps(self) -> Counter[float]:
         """The number of steps until the target, of all seeds together, by the bytes sent in each step."""
-        summed: dict[float, int] = {}
-        for nbytes, number in (pair for each in self.trajectories for pair in each.steps.items()):
-            summed[nbytes] = summed.get(nbytes, 0) + number
-        return summed
-
-
-def _seed_time(trajectory: Trajectory, seconds: float, origin: Literal["composed", "measured"]) -> SeedTime:
-    return SeedTime(
-        seed=trajectory.seed,
-        seconds=seconds,
-        reached=trajectory.num_to_target is not None,
-        origin=origin,
-        num_steps=sum(trajectory.steps.values()),
-    )
+        return sum((each.steps for each in self.trajectories), Counter())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,27 +100,21 @@ class MethodDecision:
         method: name of the method.
         num_seeds: seeds with which the method was trained.
         num_missed: how many of them missed the target.
-        factor: how many times sooner the target was reached than by the baseline, geometric mean over pairs of seeds;
-            None if the method never reached the target in a pair.
-        low, high: bounds of the factor; 0 and infinity as long as there are too few pairs.
+        factor: how many times sooner the target was reached than by the baseline, geometric mean over pairs of seeds,
+            with its bounds if there are enough pairs; None if the method never reached the target in a pair.
         verdict: the conclusion about the time; "missed" if the method missed the target with all of `ENOUGH_MISSES`
             seeds or more with which the baseline reached it.
-        accuracy: mean change of the final quality from the baseline, as `Quality` defines it: a difference of
+        accuracy: mean change of the final quality from the baseline, as `Metric` defines it: a difference of
             accuracies as a share, or a relative difference of bits per byte; None if there is no pair.
-        accuracy_low, accuracy_high: bounds of the change.
         accuracy_verdict: "within" the accepted loss, "below" (accuracy) or "above" (bits per byte) it, or "open".
     """
 
     method: str
     num_seeds: int
     num_missed: int
-    factor: float | None
-    low: float
-    high: float
+    factor: Effect | None
     verdict: TimeVerdict
-    accuracy: float | None
-    accuracy_low: float
-    accuracy_high: float
+    accuracy: Effect | None
     accuracy_verdict: AccuracyVerdict
 
 
@@ -182,9 +157,16 @@ def shared_error(baseline: Evidence, candidate: Evidence, alpha: float) -> float
     return two_sided_quantile(alpha, len(ratios) - 1) * statistics.stdev(ratios) / math.sqrt(len(ratios))
 
 
-def decide(baseline: Evidence, candidate: Evidence, rule: DecisionRule) -> MethodDecision:
-    """Return the decision about one method from the seeds so far."""
-    alpha = rule.alpha / rule.num_candidates
+def decide(baseline: Evidence, candidate: Evidence, rule: DecideConfig, num_candidates: int = 1) -> MethodDecision:
+    """Return the decision about one method from the seeds so far.
+
+    Args:
+        baseline: what was measured of the baseline.
+        candidate: what was measured of the method.
+        rule: when it is decided.
+        num_candidates: number of methods that are compared with the baseline, which share the probability of error.
+    """
+    alpha, margin = rule.alpha / num_candidates, rule.accuracy_margin / 100.0
     error = shared_error(baseline, candidate, alpha * SHARED_PART)
     for_seeds = alpha * (1.0 - SHARED_PART) if error else alpha
     base_times, times = baseline.times, candidate.times
@@ -198,32 +180,33 @@ def decide(baseline: Evidence, candidate: Evidence, rule: DecisionRule) -> Metho
         verdict = "missed"
     elif verdict == "same" and not all(reached):  # the time of a missed seed is only known to be longer
         verdict = "open"
-    low, high = interval(ratios, for_seeds)
     ours = {each.seed: each.accuracy for each in candidate.trajectories}
     pairs = [(each.accuracy, ours[each.seed]) for each in baseline.trajectories if each.seed in ours]
     quality = baseline.quality
     both = [(theirs, own) for theirs, own in pairs if theirs is not None and own is not None]
     differences = [quality.scaled(own) - quality.scaled(theirs) for theirs, own in both]
-    lowest, highest = map(quality.change, interval(differences, alpha))
-    least, most = sorted(map(quality.cost, (lowest, highest)))  # the loss
+    least, most = sorted(quality.cost(quality.change(bound)) for bound in interval(differences, alpha))  # the loss
     accuracy_verdict: AccuracyVerdict = "open"
-    if least > rule.accuracy_margin or (None in ours.values() and all(theirs is not None for theirs, _ in pairs)):
+    if least > margin or (None in ours.values() and all(theirs is not None for theirs, _ in pairs)):
         accuracy_verdict = quality.beyond  # or only this method diverged
-    elif most < rule.accuracy_margin:
+    elif most < margin:
         accuracy_verdict = "within"
     return MethodDecision(
         method=candidate.method,
         num_seeds=len(times),
         num_missed=sum(not each.reached for each in times),
-        factor=math.exp(statistics.fmean(ratios)) if any(reached) else None,
-        low=math.exp(low - error) if low > -math.inf else 0.0,
-        high=math.exp(high + error) if high < math.inf else math.inf,
+        factor=_effect(ratios, for_seeds, error).on_scale(math.exp) if any(reached) else None,
         verdict=verdict,
-        accuracy=quality.change(statistics.fmean(differences)) if differences else None,
-        accuracy_low=lowest,
-        accuracy_high=highest,
+        accuracy=_effect(differences, alpha).on_scale(quality.change) if differences else None,
         accuracy_verdict=accuracy_verdict,
     )
+
+
+def _effect(values: Sequence[float], alpha: float, error: float = 0.0) -> Effect:
+    # The mean, with its interval widened by an error on both sides, if there are enough values.
+    low, high = interval(values, alpha)
+    bounds = (low - error, high + error) if math.isfinite(high + error) else (None, None)
+    return Effect(value=statistics.fmean(values), low=bounds[0], high=bounds[1], p=None)
 
 
 def best_of(decisions: Sequence[MethodDecision]) -> MethodDecision:
@@ -233,7 +216,7 @@ def best_of(decisions: Sequence[MethodDecision]) -> MethodDecision:
     return min(
         decisions,
         key=lambda each: (
-            times.index(each.verdict), accuracies[each.accuracy_verdict], -(each.factor or 0.0)
+            times.index(each.verdict), accuracies[each.accuracy_verdict], -(each.factor.value if each.factor else 0.0)
         ),
     )  # fmt: skip
 

@@ -3,28 +3,30 @@
 import dataclasses
 import math
 import statistics
+from typing import Any
 
 import pytest
 
 from bench.core.schema import METRICS_BY_NAME
-from bench.extensions.decide.decision import (
+from bench.deciding.decision import (
     SHARED_PART,
-    DecisionRule,
     Evidence,
     best_of,
     decide,
     log_ratios,
     shared_error,
 )
-from bench.extensions.decide.search import crossing
-from bench.extensions.decide.step_times import MOST_LEVELS, DensityLevel, StepTimes, levels_of
-from bench.extensions.decide.trajectory import Trajectory, trajectory_of
-from bench.report.statistics import two_sided_quantile
+from bench.deciding.search import crossing
+from bench.deciding.step_times import MOST_LEVELS, LinkStepTimes, levels_of
+from bench.deciding.study import DecideConfig
+from bench.deciding.trajectory import Trajectory, trajectory_of
+from bench.report.statistics import Effect, two_sided_quantile
 from bench.report.store import Run
+from tests.testing.fake_results import fake_text_run
 from tests.testing.fake_rows import fake_row
 
-RULE = DecisionRule(alpha=0.05, num_candidates=1, same=1.03, accuracy_margin=0.01)
-TIMES = StepTimes(nbytes=[100.0, 1000.0], seconds=[[[0.01, 0.1]], [[0.01, 0.1]], [[0.01, 0.1]]])
+RULE = DecideConfig()
+TIMES = LinkStepTimes(nbytes=[100.0, 1000.0], seconds=[[[0.01, 0.1]], [[0.01, 0.1]], [[0.01, 0.1]]])
 
 
 def run_of(accuracies: list[float], seed: int = 1, **values: object) -> Run:
@@ -59,10 +61,17 @@ def trajectory(steps: int, seed: int, accuracy: float = 0.95, *, reached: bool =
     )
 
 
-def evidence(steps: list[int], times: StepTimes = TIMES, accuracy: float = 0.95) -> Evidence:
+def evidence(steps: list[int], times: LinkStepTimes = TIMES, accuracy: float = 0.95) -> Evidence:
     return Evidence(
         method="m", trajectories=[trajectory(n, seed, accuracy) for seed, n in enumerate(steps)], step_times=times
     )
+
+
+def bounds(effect: Effect | None) -> tuple[float, float]:
+    assert effect is not None
+    assert effect.low is not None
+    assert effect.high is not None
+    return effect.low, effect.high
 
 
 def test_a_trajectory_ends_at_its_target() -> None:
@@ -95,23 +104,20 @@ def test_the_first_steps_of_a_training_take_extra_time() -> None:
 
 def test_steps_with_about_equal_bytes_are_one_level() -> None:
     intervals = [(0, 10, 1000.0), (10, 10, 100.0), (20, 10, 101.0), (30, 30, 99.0)]
-    assert levels_of(intervals) == [
-        DensityLevel(nbytes=pytest.approx(99.6), step=30),
-        DensityLevel(nbytes=1000.0, step=0),
-    ]
-    assert levels_of(intervals, is_one=True) == [DensityLevel(nbytes=pytest.approx(14980 / 60), step=30)]
+    assert levels_of(intervals) == [30, 0]
+    assert levels_of(intervals, is_one=True) == [30]
 
 
 def test_there_are_at_most_eight_levels() -> None:
     levels = levels_of([(place, 1, 2.0**place) for place in range(20)])
     assert len(levels) == MOST_LEVELS
-    assert levels_of([(0, 5, 0.0), (5, 5, 0.0)]) == [DensityLevel(nbytes=0.0, step=0)]
+    assert levels_of([(0, 5, 0.0), (5, 5, 0.0)]) == [0]
 
 
 def test_the_time_of_a_training_is_the_sum_of_its_steps() -> None:
     assert TIMES.training_s({100.0: 10, 1000.0: 5}) == pytest.approx(10 * 0.01 + 5 * 0.1)
     assert TIMES.training_s({550.0: 2}) == pytest.approx(2 * 0.055)  # half way between the levels
-    uneven = StepTimes(nbytes=[100.0], seconds=[[[1.0], [1.2], [0.8]], [[3.0]]])
+    uneven = LinkStepTimes(nbytes=[100.0], seconds=[[[1.0], [1.2], [0.8]], [[3.0]]])
     assert [uneven.training_s({100.0: 2}, job) for job in (0, 1, None)] == pytest.approx([2.0, 6.0, 4.0])
 
 
@@ -131,8 +137,8 @@ def test_a_seed_that_missed_the_target_is_never_faster() -> None:
     assert log_ratios(missing.times, candidate.times) == [0.0]  # only the second seed makes a pair
 
 
-def of_jobs(*jobs: list[float]) -> StepTimes:
-    return StepTimes(nbytes=[100.0], seconds=[[[block] for block in blocks] for blocks in jobs])
+def of_jobs(*jobs: list[float]) -> LinkStepTimes:
+    return LinkStepTimes(nbytes=[100.0], seconds=[[[block] for block in blocks] for blocks in jobs])
 
 
 def test_the_error_of_shared_step_times_is_that_of_their_ratio() -> None:
@@ -159,7 +165,8 @@ def test_decisions() -> None:
     baseline = evidence([100, 104, 98, 102, 100, 99])
     faster = decide(baseline, evidence([50, 51, 50, 49, 52, 50]), RULE)
     assert (faster.verdict, faster.num_seeds, faster.num_missed) == ("faster", 6, 0)
-    assert faster.low < 2.0 < faster.high
+    low, high = bounds(faster.factor)
+    assert low < 2.0 < high
     assert decide(baseline, evidence([200, 201, 203, 199, 205, 200]), RULE).verdict == "slower"
     assert decide(baseline, baseline, RULE).verdict == "same"
     assert decide(evidence([100, 104]), evidence([50, 51]), RULE).verdict == "open"
@@ -172,7 +179,8 @@ def test_the_step_times_take_their_part_of_alpha() -> None:
     error = shared_error(*pair, RULE.alpha * SHARED_PART)
     assert wide.verdict == "open"
     assert narrow.verdict == "faster"
-    assert math.log(wide.high / wide.low) > 2 * error
+    low, high = bounds(wide.factor)
+    assert math.log(high / low) > 2 * error
 
 
 def test_a_method_that_misses_the_target_is_never_the_same() -> None:
@@ -187,14 +195,18 @@ def test_a_method_that_misses_the_target_is_never_the_same() -> None:
     assert decide(evidence([100] * 5), evidence([100] * 5), RULE).verdict == "same"
 
 
+def _times(factor: float) -> Effect:
+    return Effect(value=factor, low=None, high=None, p=None)
+
+
 def test_the_best_method_is_faster_then_accurate() -> None:
     decisions = [
         dataclasses.replace(decide(evidence([100] * 5), evidence([50] * 5), RULE), **changes)
         for changes in (
-            {"method": "a", "verdict": "open", "factor": 9.0},
-            {"method": "b", "verdict": "faster", "factor": 5.0, "accuracy_verdict": "below"},
-            {"method": "c", "verdict": "faster", "factor": 2.0, "accuracy_verdict": "within"},
-            {"method": "d", "verdict": "faster", "factor": 3.0, "accuracy_verdict": "within"},
+            {"method": "a", "verdict": "open", "factor": _times(9.0)},
+            {"method": "b", "verdict": "faster", "factor": _times(5.0), "accuracy_verdict": "below"},
+            {"method": "c", "verdict": "faster", "factor": _times(2.0), "accuracy_verdict": "within"},
+            {"method": "d", "verdict": "faster", "factor": _times(3.0), "accuracy_verdict": "within"},
         )
     ]
     assert best_of(decisions).method == "d"
@@ -213,3 +225,49 @@ def test_accuracy_is_judged_beside_time() -> None:
 )
 def test_the_rate_up_to_which_a_method_is_faster(factors: list[float], rate: float) -> None:
     assert crossing([10e6, 40e6, 160e6], factors) == pytest.approx(rate)
+
+
+def text_run(bits: list[float], seed: int = 1, **values: Any) -> Run:
+    rows = fake_text_run(bits, seed=seed, payload_bytes_per_step=100.0, **values)
+    return Run(rows=[dict.fromkeys(METRICS_BY_NAME) | row for row in rows])
+
+
+def text_evidence(steps: list[int], bits: float | list[float], method: str = "m") -> Evidence:
+    """Return trainings of a text with these numbers of steps of 100 bytes and these final bits per byte."""
+    ends = bits if isinstance(bits, list) else [bits] * len(steps)
+    found = [trajectory_of(text_run([each], seed), 2.1) for seed, each in enumerate(ends)]
+    return Evidence(
+        method=method,
+        trajectories=[
+            dataclasses.replace(each, intervals=[(0, number, 100.0)], num_to_target=1)
+            for each, number in zip(found, steps, strict=True)
+        ],
+        step_times=TIMES,
+    )
+
+
+DENSE, FAST = [100, 104, 98, 102, 100, 99], [50, 51, 50, 49, 52, 50]
+NOISE = [1.0, 1.001, 0.999, 1.0, 1.001, 0.999]
+
+
+def test_a_trajectory_ends_at_few_enough_bits() -> None:
+    found = trajectory_of(text_run([3.0, 2.4, 2.1, 2.0]), 2.4)
+    assert (found.num_to_target, sum(found.steps.values()), found.accuracy) == (2, 20, 2.0)
+    assert trajectory_of(text_run([3.0, 2.4]), 2.3).num_to_target is None
+
+
+@pytest.mark.parametrize(
+    ("bits", "verdict"), [(2.01, "within"), (1.9, "within"), (2.04, "above"), ([1.9, 2.2] * 3, "open")]
+)
+def test_the_margin_is_one_per_cent_more_bits(bits: float | list[float], verdict: str) -> None:
+    assert decide(text_evidence(DENSE, 2.0), text_evidence(FAST, bits), RULE).accuracy_verdict == verdict
+
+
+def test_the_change_is_a_ratio_of_geometric_means() -> None:
+    theirs, ours = [2.0, 2.2, 2.1, 2.0, 2.1, 2.2], [2.1, 2.2, 2.1, 2.0, 2.2, 2.2]
+    decision = decide(text_evidence(DENSE, theirs), text_evidence(FAST, ours), RULE)
+    ratio = (math.prod(ours) / math.prod(theirs)) ** (1 / 6)
+    low, high = bounds(decision.accuracy)
+    assert low < ratio - 1.0 < high
+    assert decision.accuracy
+    assert decision.accuracy.value == pytest.approx(ratio - 1.0)

@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
-import numpy as np
 from typing_extensions import Doc
 
 from bench.core.config.configuration import NOT_GIVEN, NOT_RECORDED
@@ -22,7 +21,7 @@ from bench.launch.jobs.failure import WatchdogTimeouts
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.run import measure
 
-WORKER = "bench.extensions.decide.step_times_worker"
+WORKER = "bench.deciding.step_times_worker"
 MOST_LEVELS = 8
 # Densities within this factor of each other are one level.
 SAME_LEVEL = 1.02
@@ -45,21 +44,10 @@ class StepTimesConfig(RanksConfig):
     max_s: Annotated[float, Doc("seconds after which the job makes no further block")] = NOT_GIVEN
 
 
-@dataclasses.dataclass(frozen=True)
-class DensityLevel:
-    """Steps of a training that send about equally many bytes.
-
-    Attributes:
-        nbytes: mean bytes that a rank sends in such a step.
-        step: one such step of the training, counted from 0.
-    """
-
-    nbytes: float
-    step: int
-
-
-def levels_of(intervals: Sequence[tuple[int, int, float]], *, is_one: bool = False) -> list[DensityLevel]:
+def levels_of(intervals: Sequence[tuple[int, int, float]], *, is_one: bool = False) -> list[int]:
     """Group the steps of a training into at most `MOST_LEVELS` levels by the bytes that they send.
+
+    Return one step of each level, counted from 0.
 
     Args:
         intervals: for each interval between two evaluations, (step at which it begins, number of steps, mean bytes that
@@ -77,16 +65,11 @@ def levels_of(intervals: Sequence[tuple[int, int, float]], *, is_one: bool = Fal
         if not is_one and len(groups) <= MOST_LEVELS and distance(nearest) > math.log(SAME_LEVEL):
             break
         groups[nearest : nearest + 2] = [groups[nearest] + groups[nearest + 1]]
-    levels = []
-    for group in groups:
-        steps = sum(number for _, number, _ in group)
-        nbytes = sum(number * sent for _, number, sent in group) / steps
-        levels.append(DensityLevel(nbytes=nbytes, step=max(group, key=lambda each: each[1])[0]))
-    return levels
+    return [max(group, key=lambda each: each[1])[0] for group in groups]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StepTimes:
+class LinkStepTimes:
     """The measured duration of one method's steps.
 
     Attributes:
@@ -105,23 +88,27 @@ class StepTimes:
                 interpolated between the two nearest levels.
             job: the job whose times are used; None for the means over all jobs, however many blocks each has.
         """
+        import numpy as np  # takes long
+
         nbytes, of_jobs, of_all = self._by_bytes
         each_s = np.interp(list(steps), nbytes, of_all if job is None else of_jobs[job])
         return float(np.dot(each_s, list(steps.values())))
 
     @functools.cached_property
-    def _by_bytes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _by_bytes(self) -> tuple[Any, Any, Any]:
         """Bytes of the levels, ascending; mean seconds of a step in each job, [jobs, levels], and over all jobs."""
+        import numpy as np
+
         order = np.argsort(self.nbytes)
         of_jobs = np.array([np.mean(blocks, axis=0) for blocks in self.seconds])[:, order]
         return np.asarray(self.nbytes)[order], of_jobs, of_jobs.mean(axis=0)
 
 
-def joined(measurements: Sequence[Mapping[str, StepTimes]]) -> dict[str, StepTimes]:
+def joined(measurements: Sequence[Mapping[str, LinkStepTimes]]) -> dict[str, LinkStepTimes]:
     """Return the step times of several measurements of the same methods on the same link together."""
     of_methods = {name: [each[name] for each in measurements] for name in measurements[0]}
     return {
-        name: StepTimes(
+        name: LinkStepTimes(
             nbytes=[statistics.fmean(sent) for sent in zip(*(each.nbytes for each in found), strict=True)],
             seconds=[job for each in found for job in each.seconds],
         )
@@ -131,17 +118,17 @@ def joined(measurements: Sequence[Mapping[str, StepTimes]]) -> dict[str, StepTim
 
 def measure_step_times(
     configs: Mapping[str, RunConfig],
-    levels: Mapping[str, list[DensityLevel]],
+    levels: Mapping[str, list[int]],
     server: ForkServer,
     *,
     max_s: float,
     on_block: Callable[[int], None],
-) -> dict[str, StepTimes]:
+) -> dict[str, LinkStepTimes]:
     """Time the steps of all methods in one job, on the link of their configurations.
 
     Args:
         configs: complete configuration of a run with each method, by the method's name; all have the same ranks.
-        levels: the levels of each method, by the same names.
+        levels: for each method, by the same names, a step of the training at each level.
         server: starts the ranks.
         max_s: seconds after which no further block begins.
         on_block: called with the number of blocks so far after each block.
@@ -157,7 +144,7 @@ def measure_step_times(
     config = StepTimesConfig(
         **ranks,
         methods=tuple(dataclasses.asdict(configs[name]) for name in names),
-        starts=tuple([level.step for level in levels[name]] for name in names),
+        starts=tuple(levels[name] for name in names),
         max_s=max_s,
     )
     blocks: list[list[list[float]]] = []
@@ -179,8 +166,8 @@ def measure_step_times(
     found = {}
     for number, name in enumerate(names):
         own = [[entry[2:] for entry in block if entry[0] == number] for block in blocks]
-        found[name] = StepTimes(
-            nbytes=[float(sent) for sent in np.mean([[sent for _, sent in block] for block in own], axis=0)],
+        found[name] = LinkStepTimes(
+            nbytes=[statistics.fmean(sent for _, sent in level) for level in zip(*own, strict=True)],
             seconds=[[[seconds for seconds, _ in block] for block in own]],
         )
     return found

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.extensions.decide.speed import ERROR, HIGHEST_BPS, faster_up_to
+from bench.deciding.speed import HIGHEST_BPS
 from tests.extensions.predict.calibrations import NUMEL, written_profile
 from tests.testing.invoke import invoke
 
@@ -30,12 +30,6 @@ def test_the_first_sentence_says_that_accuracy_was_not_measured(tmp_path: Path) 
     assert none["faster_up_to_bps"] is None
     above = invoke(*asked[:-1], f"{2 * edge / 1e6:.0f}mbit", "--method", "topk@allgather", "--json")
     assert (above.code, json.loads(above.out)["methods"][1]["verdict"]) == (4, "open")
-
-
-def test_the_edge_is_where_the_factor_falls_to_the_error_of_predictions() -> None:
-    assert faster_up_to(lambda rate: 1e8 * (1 + ERROR) / rate, 1e6) == pytest.approx(1e8)
-    assert faster_up_to(lambda rate: 1.0, 1e6) is None
-    assert faster_up_to(lambda rate: 2.0, 1e6) == HIGHEST_BPS
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,14 @@ import pytest
 
 from bench.core.config.run import RunConfig
 from bench.core.errors import NothingToCompare
-from bench.extensions.decide import search
-from bench.extensions.decide.decision import DecisionRule, Evidence
-from bench.extensions.decide.search import TRAJECTORIES, WHOLE_RUNS, LinkCheck, Search, StudyResult, busy
-from bench.extensions.decide.step_times import StepTimes
-from bench.extensions.decide.study import Method, Study
-from bench.extensions.decide.trajectory import Trajectory, trajectory_of
-from tests.extensions.decide.test_decision import run_of, trajectory
+from bench.deciding import search
+from bench.deciding.answer import Answer, LinkCheck
+from bench.deciding.decision import Evidence
+from bench.deciding.search import TRAJECTORIES, WHOLE_RUNS, Search, busy
+from bench.deciding.step_times import LinkStepTimes
+from bench.deciding.study import Method, Study
+from bench.deciding.trajectory import Trajectory, trajectory_of
+from tests.unit.deciding.test_decision import run_of, trajectory
 
 NAMES = ("bf16", "topk", "powersgd")
 # Steps to the target by method and seed. topk is decided after 5 seeds, powersgd never.
@@ -50,8 +51,8 @@ class Fakes:
         found = trajectory(steps, config.seed, reached=config.compressor not in self.missed)
         return dataclasses.replace(found, train_time_s=0.01 * steps * (self.link_s if folder == WHOLE_RUNS else 1.0))
 
-    def times(self, configs: Mapping[str, RunConfig], *_: object, **__: object) -> dict[str, StepTimes]:
-        return {name: StepTimes(nbytes=[100.0], seconds=[[[0.01], [0.01]]]) for name in configs}
+    def times(self, configs: Mapping[str, RunConfig], *_: object, **__: object) -> dict[str, LinkStepTimes]:
+        return {name: LinkStepTimes(nbytes=[100.0], seconds=[[[0.01], [0.01]]]) for name in configs}
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fakes]:
     return found
 
 
-def run_search(folder: Path, seeds: int = 8, ends_at: float = math.inf, **changes: Any) -> StudyResult:
+def run_search(folder: Path, seeds: int = 8, ends_at: float = math.inf, **changes: Any) -> Answer:
     methods = [
         Method(
             name=name,
@@ -77,7 +78,6 @@ def run_search(folder: Path, seeds: int = 8, ends_at: float = math.inf, **change
     values: dict[str, Any] = {
         "study": study,
         "methods": methods,
-        "rule": DecisionRule(alpha=0.05, num_candidates=2, same=1.03, accuracy_margin=0.01),
         "folder": folder,
         "server": mock.Mock(),
         "live": mock.Mock(),
@@ -117,7 +117,7 @@ def test_the_budget_ends_the_search(fakes: Fakes, tmp_path: Path) -> None:
 
 def test_a_baseline_that_never_reaches_the_target_ends_the_search(fakes: Fakes, tmp_path: Path) -> None:
     fakes.missed = ("bf16",)
-    with pytest.raises(NothingToCompare, match=r"bf16 reached 90\.0% with none of 3 seeds so far"):
+    with pytest.raises(NothingToCompare, match=r"bf16 reached 90 % with none of 3 seeds so far"):
         run_search(tmp_path)
 
 
@@ -155,13 +155,13 @@ def test_eight_jobs_time_steps_during_the_first_four_seeds(
 ) -> None:
     trained_before: list[int] = []
 
-    def drifting(configs: Mapping[str, RunConfig], *_: object, **__: object) -> dict[str, StepTimes]:
+    def drifting(configs: Mapping[str, RunConfig], *_: object, **__: object) -> dict[str, LinkStepTimes]:
         trained_before.append(len(fakes.trained))
-        return {name: StepTimes(nbytes=[100.0], seconds=[[[0.01 * len(trained_before)]]]) for name in configs}
+        return {name: LinkStepTimes(nbytes=[100.0], seconds=[[[0.01 * len(trained_before)]]]) for name in configs}
 
     monkeypatch.setattr(search, "measure_step_times", drifting)
     result = run_search(tmp_path)
-    jobs = StepTimes(nbytes=[100.0], seconds=[[[0.01 * number]] for number in range(1, 9)])
+    jobs = LinkStepTimes(nbytes=[100.0], seconds=[[[0.01 * number]] for number in range(1, 9)])
     assert {each.method: each.step_times for each in result.evidence} == dict.fromkeys(NAMES, jobs)
     assert trained_before == [3, 3, 4, 6, 7, 9, 10, 12]  # of three methods, one is trained before the job half way
     again = run_search(tmp_path)
@@ -169,8 +169,8 @@ def test_eight_jobs_time_steps_during_the_first_four_seeds(
 
 
 def test_no_method_is_decided_before_the_last_job(fakes: Fakes, tmp_path: Path) -> None:
-    rule = DecisionRule(alpha=0.5, num_candidates=1, same=1.03, accuracy_margin=0.01)  # two seeds would do
-    result = run_search(tmp_path, rule=rule)
+    study = Study(base={}, methods=[{"compressor": name} for name in NAMES], rule={"alpha": 0.5})  # two seeds would do
+    result = run_search(tmp_path, study=study)
     assert next(each.num_seeds for each in result.decisions if each.method == "topk") == 4
 
 
@@ -179,7 +179,6 @@ def search_of(study: Study, methods: list[Method], folder: Path) -> Search:
     made = Search(
         study=study,
         methods=methods,
-        rule=DecisionRule(alpha=0.05, num_candidates=1, same=1.03, accuracy_margin=0.01),
         folder=folder,
         server=mock.Mock(),
         live=mock.Mock(),
@@ -212,3 +211,31 @@ def test_warnings_are_about_the_runs_that_count(strategy: str, tmp_path: Path, m
     assert asked._warnings([]) == []
     assert apart.config_id != on_link.config_id
     assert baselines == [(apart if strategy == "ddp" else on_link).config_id]
+
+
+def test_a_baseline_that_misses_the_bits_ends_the_search(
+    fakes: Fakes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fakes.missed = ("bf16",)
+    ended = iter([2.31, 2.3, 2.35])
+    whole = Fakes._trajectory
+
+    def found(self: Fakes, config: RunConfig, folder: str) -> Any:
+        return dataclasses.replace(
+            whole(self, config, folder), accuracy=next(ended) if config.compressor == "bf16" else 2.0
+        )
+
+    monkeypatch.setattr(Fakes, "_trajectory", found)
+    configs = [RunConfig(compressor=name, target_bits_per_byte=2.1) for name in ("bf16", "topk")]
+    with pytest.raises(NothingToCompare) as caught:
+        run_search(
+            tmp_path,
+            study=Study(base={"target_bits_per_byte": 2.1}, methods=[{}, {}], rule={}),
+            methods=[Method(name=each.compressor, trajectory=each, on_link=each) for each in configs],
+        )
+    assert str(caught.value) == (
+        "bf16 reached 2.1 bits per byte with none of 3 seeds so far, and ended with 2.3 bits per byte at best; raise "
+        "--target-bits-per-byte, or give more --epochs"
+    )

@@ -4,10 +4,13 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Ge, Le
+from typing_extensions import Doc
 
 from bench.core import registry, spec
-from bench.core.config.configuration import short_digest
+from bench.core.config.configuration import Configuration, Flag, short_digest
 from bench.core.config.run import MACHINES, VIRTUAL_HOSTS, RunConfig
 from bench.core.errors import Interrupted, UsageError, has_diverged
 from bench.core.run_folder import RunFolder, read_json, write_json
@@ -17,7 +20,7 @@ from bench.launch.resolve import place
 from bench.launch.run import execute, resume
 from bench.launch.sweep_file import Settings, SweepFile, plan_runs, read_sweep, table_text
 from bench.launch.sweep_state import PastRun, by_digest, past_runs, run_missing
-from bench.report.quality import Quality, quality_of
+from bench.report.quality import Metric, quality_of
 from collectives.options import Spec
 
 # Options that change the time of a run but none of its numbers.
@@ -29,8 +32,43 @@ TIME_DEPENDENT = ("async_server",)
 FILE = "study.json"
 # The kinds of components that make a method.
 METHOD_KINDS = ("compressors", "strategies", "optimizers")
+# Options of `DecideConfig` that a study keeps; the others say what may be spent on it now.
+RULE_OPTIONS = ("same", "alpha", "accuracy_margin")
 # Spaces between components; those beside "," ":" or "=" are inside one.
 _SPACES = re.compile(r"(?<![,:=\s])\s+(?![,:=\s])")
+
+
+RULE = "When it is decided"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecideConfig(Configuration):
+    """The rule by which methods are compared, and how much may be spent on it."""
+
+    panels: ClassVar[tuple[str, ...]] = (RULE,)
+
+    same: Annotated[float, Ge(1), Le(2), Doc("factors of time below this make no practical difference"), Flag(RULE)] = (
+        1.03
+    )
+    alpha: Annotated[
+        float,
+        Ge(0.0001),
+        Le(0.5),
+        Doc("probability of a wrong verdict on time, all methods together; the same again on accuracy"),
+        Flag(RULE),
+    ] = 0.05
+    accuracy_margin: Annotated[
+        float,
+        Ge(0),
+        Le(100),
+        Doc(
+            "loss of final accuracy that is accepted, in percentage points; of a text, increase of bits per byte that "
+            "is accepted, in per cent"
+        ),
+        Flag(RULE),
+    ] = 1.0
+    max_seeds: Annotated[int, Ge(1), Le(1000), Doc("largest number of seeds"), Flag(RULE)] = 20
+    budget: Annotated[str, Doc("time after which no seed is added: 10min"), Flag(RULE, metavar="DURATION")] = "10min"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,17 +103,17 @@ class Study:
     Attributes:
         base: options that all methods share, by name, including the link.
         methods: the options of each method, the baseline first.
-        rule: `alpha`, `same` and `accuracy_margin` of the `DecisionRule`.
+        rule: the `RULE_OPTIONS` that were given.
         first_seed: the first seed; the others follow it.
     """
 
     base: Settings
     methods: list[Settings]
-    rule: dict[str, float]
+    rule: dict[str, Any]
     first_seed: int = 1
 
     @property
-    def quality(self) -> Quality:
+    def quality(self) -> Metric:
         """The measure of the trained models: bits per byte if the target is one of them, otherwise accuracy."""
         return quality_of([with_recipe(self.base)])
 

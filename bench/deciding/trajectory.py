@@ -6,6 +6,7 @@ link.
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,11 +43,11 @@ class Trajectory:
     run: Run
 
     @property
-    def steps(self) -> dict[float, int]:
+    def steps(self) -> Counter[float]:
         """The number of steps until the target, or until the end if it was missed, by the bytes sent in each step."""
-        counted: dict[float, int] = {}
+        counted: Counter[float] = Counter()
         for _, number, nbytes in self.intervals[: self.num_to_target]:
-            counted[nbytes] = counted.get(nbytes, 0) + number
+            counted[nbytes] += number
         return counted
 
 

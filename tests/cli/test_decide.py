@@ -1,5 +1,7 @@
 """`bench decide`: what it refuses, what it prints, and one whole decision on this machine."""
 
+from __future__ import annotations
+
 import json
 import math
 import re
@@ -7,15 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.extensions.decide.api import NOT_TAKEN
-from bench.extensions.decide.decision import DecisionRule, decide
-from bench.extensions.decide.output import picture, rows_of, sentences, to_dict
-from bench.extensions.decide.search import TRAJECTORIES, LinkCheck, StudyResult
-from bench.extensions.decide.study import Study
-from tests.extensions.decide.test_decision import evidence
+from bench.core import registry
+from bench.deciding.api import NOT_TAKEN
+from bench.deciding.search import TRAJECTORIES
 from tests.testing.invoke import execute, invoke
-
-RULE = DecisionRule(alpha=0.05, num_candidates=1, same=1.03, accuracy_margin=0.01)
 
 
 @pytest.mark.parametrize(
@@ -48,54 +45,6 @@ def test_a_folder_without_a_study_is_refused(tmp_path: Path) -> None:
     assert "holds no study.json" in invoke("decide", str(tmp_path)).error
 
 
-def result_of(steps: list[int], **changes: object) -> StudyResult:
-    """Return the result of comparing 100 steps of the baseline with these steps of one method, seed by seed."""
-    baseline, candidate = evidence([100, 104, 98, 102, 100, 99][: len(steps)]), evidence(steps)
-    values = {
-        "study": Study(base={}, methods=[{"compressor": "bf16"}, {"compressor": "topk"}], rule={}),
-        "target": 0.95,
-        "rule": RULE,
-        "evidence": [baseline, candidate],
-        "decisions": [decide(baseline, candidate, RULE)],
-        "checks": [],
-        "faster_up_to": {},
-        "rates_tried": [],
-        "stopped": "",
-        "next_seed_s": None,
-        "warnings": [],
-    }
-    return StudyResult(**values | changes)  # type: ignore[arg-type]
-
-
-def test_the_first_sentence_is_the_answer() -> None:
-    yes = sentences(result_of([50, 51, 50, 49, 52, 50]))[0]
-    assert yes.startswith("Yes: m reaches 95 % 2.00x [")
-    assert "decided after 6 seeds; accuracy 0.0 [0.0, 0.0] points, within the margin." in yes
-    assert sentences(result_of([200, 201, 203, 199, 205, 200]))[0].startswith("No: no method reaches 95 % sooner")
-    still_open = sentences(result_of([50, 51], stopped="after 2 seeds (--max-seeds)", next_seed_s=4.0))
-    assert still_open[0] == "Open: m reaches 95 % 2.02x as soon as m on this link, not decided after 2 seeds."
-    assert still_open[1] == "Open after 2 seeds (--max-seeds): m, at about 4 s per further seed."
-
-
-def test_a_composed_time_that_is_wrong_is_told() -> None:
-    check = LinkCheck(method="m", seed=1, composed_s=12.0, measured_s=10.0, is_same_training=True)
-    assert check.deviation == pytest.approx(0.2)
-    assert "Check: a whole run of m on the link took 10 s, and its composed time is 12 s (+20.0%)." in sentences(
-        result_of([50, 51], checks=[check])
-    )
-
-
-def test_files_hold_both_parts_of_a_composed_time() -> None:
-    result = result_of([50, 51])
-    row = rows_of(result)[-1]
-    assert (row["origin"], row["steps"]) == ("composed", 51)
-    assert row["steps"] * row["mean_step_time_s"] == pytest.approx(row["time_to_target_s"])
-    content = to_dict(result)
-    assert content["decisions"][0]["high"] is None  # not known after two seeds
-    assert json.loads(json.dumps(content, allow_nan=False)) == content
-    assert picture(result).alt == " ".join(sentences(result))
-
-
 def test_a_decision_is_resumed_and_asked_again_for_another_link(tmp_path: Path) -> None:
     options = ["--model", "linear", "--epochs", "2", "--train-size", "320", "--test-size", "64", "--threads", "1"]
     options += ["--method", "powersgd", "--target-accuracy", "0.2", "--max-seeds", "1", "--json", "--seed", "7"]
@@ -118,3 +67,10 @@ def test_a_decision_is_resumed_and_asked_again_for_another_link(tmp_path: Path) 
     assert math.isfinite(known["decisions"][0]["factor"])
     wrong = execute("decide", str(out), "--baseline", "none", cwd=tmp_path)
     assert (wrong.code, "has its methods; leave out --method and --baseline" in wrong.error) == (2, True)
+
+
+def test_without_predictions_a_profile_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "plugins", lambda _group: {})
+    answer = invoke("decide", "--from-profile", "profile.json", "--method", "topk")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.error.startswith("--from-profile needs the extension bench.extensions.predict, which is missing here")

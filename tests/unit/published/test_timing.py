@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.core.config.run import RunConfig
-from bench.extensions.decide.step_times import StepTimes
+from bench.deciding.step_times import LinkStepTimes
 from bench.launch.resolve import resolve
 from bench.launch.sweep_file import SweepFile
 from benchmarks.published import timing
@@ -30,11 +30,11 @@ def claim(bound: float) -> Claim:
 def test_blocks_are_added_while_a_claim_is_undecided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def measured(configs: dict[str, RunConfig], *_: Any, **__: Any) -> dict[str, StepTimes]:
+    def measured(configs: dict[str, RunConfig], *_: Any, **__: Any) -> dict[str, LinkStepTimes]:
         asked.append(len(configs))
         seconds = {"none": 0.2, "topk": 0.1}
         return {
-            name: StepTimes(
+            name: LinkStepTimes(
                 nbytes=[100.0], seconds=[[[seconds[config.compressor] + block / 1000] for block in range(3)]]
             )
             for name, config in configs.items()

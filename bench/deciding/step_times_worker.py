@@ -1,4 +1,4 @@
-"""Worker that times training steps: each rank runs `python -m bench.extensions.decide.step_times_worker FOLDER`.
+"""Worker that times training steps: each rank runs `python -m bench.deciding.step_times_worker FOLDER`.
 
 The worker reads the folder's `config.json`. After every block of measurements, rank 0 appends a line to
 `progress.jsonl`.
@@ -19,7 +19,7 @@ from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
-from bench.extensions.decide.step_times import PRECISION, StepTimesConfig
+from bench.deciding.step_times import PRECISION, StepTimesConfig
 from bench.report.statistics import estimate
 from bench.strategies.base import BoundStrategy
 from bench.train.data import RankData

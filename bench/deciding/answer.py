@@ -1,0 +1,264 @@
+"""The answer of `bench decide`: sentences, a table, a picture and files."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.core.files import writing
+from bench.core.run_folder import write_json
+from bench.core.units import format_seconds
+from bench.deciding.decision import Evidence, MethodDecision, best_of, log_ratios, seeds_in_words
+from bench.deciding.study import RULE_OPTIONS, DecideConfig, Study
+from bench.report.columns import format_effect, format_factor, format_points
+from bench.report.plots.style import (
+    PALETTE,
+    Picture,
+    applied,
+    new_figure,
+    save,
+    whiskers,
+    with_legend,
+    wrapped,
+    write_ticks,
+)
+from bench.report.store import frame
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# A composed time that differs by more than this from the time of a whole run is not used.
+LARGEST_DEVIATION = 0.10
+_NAME_WIDTH = 40  # characters; longer names of methods would leave no room for the axes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinkCheck:
+    """A whole run on the link, beside the time that was composed for the same method and seed.
+
+    Attributes:
+        method: name of the method.
+        seed: the seed.
+        composed_s: seconds to the target, composed of step times measured right before and after the whole run.
+        measured_s: measured seconds to the target.
+        is_same_training: True if both trainings had the same test losses, bit for bit.
+    """
+
+    method: str
+    seed: int
+    composed_s: float
+    measured_s: float
+    is_same_training: bool
+
+    @property
+    def deviation(self) -> float:
+        """The composed time relative to the measured one, minus 1."""
+        return self.composed_s / self.measured_s - 1.0
+
+    @property
+    def is_passed(self) -> bool:
+        """True if composed times can be used."""
+        return self.is_same_training and abs(self.deviation) <= LARGEST_DEVIATION
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Answer:
+    """The answer of `decide`, with the measurements that led to it; its text is the answer in sentences.
+
+    Attributes:
+        folder: the study's folder, with ``decision.json`` and everything that was measured.
+        study: the study.
+        target: test accuracy to reach, from 0 to 1; or bits per byte of a text.
+        rule: the rule by which methods were compared.
+        evidence: what was measured of each method, the baseline first.
+        decisions: the decision about each method except the baseline.
+        checks: whole runs on the link, if any.
+        faster_up_to: for each method that is faster on this link, the highest rate in bit/s at which it is still
+            faster; infinity if it is faster at all rates that were measured. Methods whose rate is unknown are missing.
+        rates_tried: rates of the link in bit/s at which steps were timed, from low to high.
+        stopped: reason why open methods got no further seeds; empty if all are decided.
+        next_seed_s: seconds that one more seed of all open methods would take; None if unknown.
+        warnings: sentences about results that should not be trusted.
+    """
+
+    folder: Path
+    study: Study
+    target: float
+    rule: DecideConfig
+    evidence: list[Evidence]
+    decisions: list[MethodDecision]
+    checks: list[LinkCheck]
+    faster_up_to: dict[str, float]
+    rates_tried: list[float]
+    stopped: str
+    next_seed_s: float | None
+    warnings: list[str]
+
+    def __str__(self) -> str:
+        """Return the sentences, and the warnings below them."""
+        return "\n".join([*self.sentences, *(f"warning: {sentence}" for sentence in self.warnings)])
+
+    @property
+    def baseline(self) -> Evidence:
+        """What was measured of the baseline."""
+        return self.evidence[0]
+
+    @property
+    def methods(self) -> pd.DataFrame:
+        """One row per method except the baseline: verdict, factor with its interval, and change of accuracy.
+
+        For a text, the change of bits per byte takes the place of that of accuracy.
+        """
+        rows = self.to_dict()["decisions"]
+        types = {"method": str, "num_seeds": int, "num_missed": int}
+        return frame(rows, {name: str if name.endswith("verdict") else types.get(name, float) for name in rows[0]})
+
+    @property
+    def sentences(self) -> list[str]:
+        """The answer in a few sentences, the first of which starts with Yes, No or Open."""
+        baseline, quality = self.baseline.method, self.baseline.quality
+        target = quality.in_words(self.target)
+        still_open = [each for each in self.decisions if each.verdict == "open"]
+        best = best_of(self.decisions)
+        if best.verdict == "faster":
+            head = f"Yes, but worse in {quality.noun}" if best.accuracy_verdict == quality.beyond else "Yes"
+            margin = f"{best.accuracy_verdict} the margin" if best.accuracy_verdict != "open" else "still open"
+            change = f"{quality.noun} {format_effect(best.accuracy, format_points)} {quality.unit}"
+            first = (
+                f"{head}: {best.method} reaches {target} {factor_of(best)} sooner than {baseline} on this link, "
+                f"decided after {seeds_in_words(best.num_seeds)}; {change}, "
+                f"{margin}."
+            )
+        elif still_open:
+            reached = f"reaches {target} {factor_of(best)} as soon as {baseline}"
+            missed = f"missed {target} so far"
+            first = (
+                f"Open: {best.method} {reached if best.factor else missed} on this link, not decided after "
+                f"{seeds_in_words(best.num_seeds)}."
+            )
+        else:
+            first = f"No: no method reaches {target} sooner than {baseline} on this link."
+        found = [first]
+        if self.stopped and still_open:
+            cost = f", at about {format_seconds(self.next_seed_s)} per further seed" if self.next_seed_s else ""
+            found.append(f"Open {self.stopped}: {', '.join(each.method for each in still_open)}{cost}.")
+        are_composed = self.baseline.step_times is not None
+        if not self.checks and are_composed:
+            found.append("Times are composed and were not checked by whole runs on this link.")
+        elif worst := max(self.checks, key=lambda each: (not each.is_same_training, abs(each.deviation)), default=None):
+            other = "" if worst.is_same_training else ", and trained other numbers than without the link"
+            used = "" if are_composed else f"{other}, so whole runs of all methods count instead"
+            found.append(
+                f"Check: a whole run of {worst.method} on the link took {format_seconds(worst.measured_s)}, and its "
+                f"composed time is {format_seconds(worst.composed_s)} ({worst.deviation:+.1%}){used}."
+            )
+        times = self.baseline.times
+        if missed_seeds := sum(not each.reached for each in times):
+            found.append(
+                f"The baseline missed the target with {missed_seeds} of {seeds_in_words(len(times))} (left out of the "
+                "factors)."
+            )
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of ``decision.json``; bounds that are not known are None."""
+        return {
+            "answer": self.sentences,
+            self.baseline.quality.target_column: self.target,
+            "rule": {name: getattr(self.rule, name) for name in RULE_OPTIONS},
+            "base": self.study.base,
+            "methods": self.study.methods,
+            "decisions": [_flat(each, self.baseline.quality.name) for each in self.decisions],
+            "checks": [dataclasses.asdict(each) | {"deviation": each.deviation} for each in self.checks],
+            "faster_up_to_bps": {
+                method: rate if rate < math.inf else None for method, rate in self.faster_up_to.items()
+            },
+            "rates_tried_bps": self.rates_tried,
+            "stopped": self.stopped,
+            "warnings": self.warnings,
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per method and seed, with both parts of a composed time: steps, and the mean step time."""
+        trained = {(e.method, each.seed): each for e in self.evidence for each in e.trajectories}
+        return [
+            {
+                "method": evidence.method,
+                "seed": each.seed,
+                "origin": each.origin,
+                "reached": each.reached,
+                "steps": each.num_steps,
+                "mean_step_time_s": each.seconds / each.num_steps,
+                "time_to_target_s": each.seconds if each.reached else None,
+                "train_time_s": each.seconds,
+                evidence.quality.column: trained[evidence.method, each.seed].accuracy,
+                "held_bytes": trained[evidence.method, each.seed].run["held_bytes"],
+            }
+            for evidence in self.evidence
+            for each in evidence.times
+        ]
+
+    def write(self) -> None:
+        """Write `decision.json`, `decision.csv` and `decision.svg` to the study's folder."""
+        import pandas as pd
+
+        write_json(self.folder / "decision.json", self.to_dict())
+        with writing(self.folder / "decision.csv"):
+            pd.DataFrame(self.rows()).to_csv(self.folder / "decision.csv", index=False, lineterminator="\n")
+        with applied():
+            save(self.picture(), self.folder / "decision.svg")
+
+    def picture(self) -> Picture:
+        """Return a picture of the factors with their intervals; each dot is a seed."""
+        from matplotlib.ticker import LogLocator  # takes long to import
+
+        names = [wrapped(f"{each.method}: {each.verdict}", _NAME_WIDTH) for each in self.decisions]
+        quality = self.baseline.quality
+        figure, (axes,) = new_figure(
+            height=0.9 + sum(0.3 + 0.15 * (1 + name.count("\n")) for name in names),
+            title=f"Time to {quality.in_words(self.target)}{f' {quality.noun}' if quality.is_share else ''}",
+        )
+        handles: dict[str, Any] = {}
+        for place, (evidence, decision) in enumerate(zip(self.evidence[1:], self.decisions, strict=True)):
+            ratios = [math.exp(each) for each in log_ratios(self.baseline.times, evidence.times)]
+            handles["one seed"] = axes.scatter(ratios, [place] * len(ratios), color="0.6", s=14, zorder=2)
+            if decision.factor is not None:
+                mean = (decision.factor.value, decision.factor.low, decision.factor.high)
+                handles["mean, with its interval"] = axes.errorbar(
+                    mean[0],
+                    place,
+                    xerr=whiskers([mean]),
+                    fmt="o",
+                    color=PALETTE[1 + place % (len(PALETTE) - 1)],
+                    capsize=3,
+                    zorder=3,
+                )
+        axes.axvline(1.0, color="0.3", linewidth=0.8)
+        axes.axvspan(1 / self.rule.same, self.rule.same, color="0.9", zorder=0)
+        axes.set(xscale="log", yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
+        axes.set_xlabel(f"speed-up over {self.baseline.method}, in time to the target")
+        low, high = axes.get_xlim()
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
+        write_ticks(axes, "x")
+        return with_legend(figure, handles, " ".join(self.sentences))
+
+
+def factor_of(decision: MethodDecision) -> str:
+    """Return the factor of time with its bounds, if they are known, such as ``1.31x [1.22, 1.40]``."""
+    return format_effect(decision.factor, format_factor, "x")
+
+
+def _flat(decision: MethodDecision, quality: str) -> dict[str, Any]:
+    # Values by name; bounds of the factor are `low` and `high`, those of the change begin with the quality.
+    found: dict[str, Any] = {}
+    for name, value in vars(decision).items():
+        key = name.replace("accuracy", quality)
+        if name in ("factor", "accuracy"):
+            known = (value.value, value.low, value.high) if value else (None, None, None)
+            prefix = "" if name == "factor" else f"{key}_"
+            found |= zip((key, f"{prefix}low", f"{prefix}high"), known, strict=True)
+        else:
+            found[key] = value
+    return found
