@@ -19,12 +19,12 @@ from bench.core.config.run import DEFAULT_EPOCHS, DEFAULT_WORLD_SIZE, RanksConfi
 from bench.core.config.syntax import LrScaling, Partition, Straggler
 from bench.core.environment import usable_cores
 from bench.core.errors import UsageError
-from bench.core.topology import Topology
+from bench.extensions.place.kinds import SHM, check_kinds, folders, read_tables
+from bench.extensions.place.topology import Topology
 from bench.hosts.cluster_options import cluster_from_options
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.recipes import recipe, with_batch_size
 from bench.launch.refusals import outcomes_without_torch, result_or_refusal
-from bench.strategies.placed.catalog import SHM, check_kinds, folders, read_tables
 from collectives.options import Incompatible
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from bench.core.errors import Interrupted, RunFailed, UsageError
 from bench.core.files import locked
 from bench.core.rows import StoreError
 from bench.core.run_folder import RunFolder, read_json, write_json
-from bench.core.topology import Topology
+from bench.extensions.place.topology import Topology
 from bench.launch.jobs import torchrun
 from bench.launch.jobs.failure import (
     ProgressReader,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.extensions.microbenchmarks.serial import error_bound
 from collectives.allgather import Allgather
 from collectives.allreduce import Ring
 from collectives.options import Incompatible, OptionError
@@ -20,7 +21,6 @@ from collectives.recoding import EVERY_RANK
 from collectives.schedule import execution
 from collectives.schedule.execution import PackedPieces
 from collectives.schedule.rounds import LayerStretch, Layout, Piece, ReceiveEffect, Round, leaves
-from collectives.serial import error_bound
 from collectives.server import Server
 from collectives.transport.base import Pending, Receive, Send, wait_all
 from gradwire.exchange.reducer import keep_in

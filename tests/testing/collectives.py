@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from bench.extensions.microbenchmarks.serial import serial_sum
 from collectives import options
 from collectives.base import Collective
 from collectives.options import incompatibility
 from collectives.payloads import Bundle
 from collectives.payloads.base import Payload
 from collectives.schedule.rounds import leaves
-from collectives.serial import serial_sum
 
 TEXTS = [
     *options.component_names("collectives", Collective),

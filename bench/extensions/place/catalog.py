@@ -16,7 +16,7 @@ from bench.core import processes
 from bench.core.errors import RunFailed, UsageError
 from bench.core.files import refuse_unknown, text
 from bench.core.processes import die_with_parent
-from bench.strategies.placed.catalog import read_tables
+from bench.extensions.place.kinds import read_tables
 from collectives.transport.mapped_memory import SpinThenSleep
 
 Figures = Literal["nominal", "measured"]

@@ -13,12 +13,12 @@ from rich.table import Table
 from torch import fx
 
 from bench.cli.console import plain_table, print_json, stdout_console
-from bench.core.topology import Topology
 from bench.core.units import format_bytes, format_seconds
+from bench.extensions.place.assignment import ActivationPolicy, assign
 from bench.extensions.place.catalog import Catalog
+from bench.extensions.place.kinds import check_kinds
 from bench.extensions.place.step import CatalogTimes, Operation, Task, directions, end_times, step_tasks
-from bench.strategies.placed.assignment import ActivationPolicy, assign
-from bench.strategies.placed.catalog import check_kinds
+from bench.extensions.place.topology import Topology
 
 BY_TYPE = "by type"
 MATRIX_AND_CONVOLUTION = "matrix and convolution only"

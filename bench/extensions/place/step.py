@@ -27,11 +27,11 @@ from typing_extensions import override
 
 from bench.core import spec
 from bench.core.errors import UsageError
-from bench.core.topology import Device, Link, Topology
 from bench.datasets.base import IMAGE_SIZE
+from bench.extensions.place.assignment import Work, parameters_of, trace, work_of
 from bench.extensions.place.catalog import Catalog
+from bench.extensions.place.topology import Device, Link, Topology
 from bench.models.base import Model, try_forward
-from bench.strategies.placed.assignment import Work, parameters_of, trace, work_of
 from collectives.options import Incompatible
 
 

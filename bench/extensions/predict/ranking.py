@@ -33,7 +33,7 @@ from bench.extensions.predict.request import (
 )
 from bench.extensions.predict.script_profile import Profile
 from bench.extensions.predict.validation import NOT_CHECKED, latency_note, notes, outside, range_notes
-from bench.strategies.local.local import Local
+from bench.strategies.local import Local
 from collectives.base import Collective
 from collectives.options import incompatibility
 from compressors.base import Compressor

@@ -17,6 +17,7 @@ from bench.core.config.syntax import Straggler
 from bench.core.counters import FRAME_BYTES, FRAME_HEADER_BYTES
 from bench.core.errors import UsageError
 from bench.core.units import MAX_RATE_BPS
+from bench.extensions.async_server.strategy import AsyncServer
 from bench.extensions.predict.asynchronous import predict_async
 from bench.extensions.predict.calibrating import cannot_be_calibrated
 from bench.extensions.predict.calibration import FORWARDED, FRAMES, LOCAL, SEGMENTS, Calibration
@@ -28,9 +29,8 @@ from bench.extensions.predict.prediction import Prediction, predict
 from bench.hosts.cluster import HostLink, Trace, has_real_frames
 from bench.hosts.cluster_options import cluster_from_toml, link_of, link_texts
 from bench.optimizers.base import Optimizer
-from bench.strategies.async_server import AsyncServer
 from bench.strategies.base import Strategy
-from bench.strategies.local.local import Local
+from bench.strategies.local import Local
 from collectives.base import Collective
 from collectives.direct import on_links
 from collectives.hierarchical import Hierarchical

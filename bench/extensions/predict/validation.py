@@ -24,7 +24,7 @@ from bench.extensions.predict.script_profile import Profile
 from bench.hosts.cluster import Cluster, HostLink
 from bench.launch.sweep_file import PlannedRun, table_text
 from bench.launch.sweep_state import PastRun, SweepState
-from bench.strategies.local.local import Local
+from bench.strategies.local import Local
 from compressors.base import Compressor
 
 _AS_CALIBRATED = ("model", "dataset", "optimizer", "batch_size", "augment", "threads", "bucket_mb")

@@ -9,11 +9,11 @@ from typing import get_args
 import pytest
 
 from bench.core.errors import UsageError
-from bench.core.topology import ROLES, Device, Host, Link, Topology
+from bench.extensions.place.assignment import Work
 from bench.extensions.place.catalog import Catalog, Efficiency
+from bench.extensions.place.kinds import SHIPPED, SHM, check_kinds, folders, read_tables
 from bench.extensions.place.step import CatalogTimes, Operation
-from bench.strategies.placed.assignment import Work
-from bench.strategies.placed.catalog import SHIPPED, SHM, check_kinds, folders, read_tables
+from bench.extensions.place.topology import ROLES, Device, Host, Link, Topology
 
 LINK = '[link.mine]\ngbytes_per_s = 40\nlatency_us = 0.5\nsource = "a sheet"\n'
 DEVICE = '[device.mine]\ntflops = 10\ngbytes_per_s = 900\nlaunch_us = 5\nsource = "a sheet"\n'

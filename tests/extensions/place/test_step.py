@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.core.topology import Device, Host, Link, Topology
+from bench.extensions.place.assignment import Work, assign
 from bench.extensions.place.catalog import Catalog, DeviceKind, Efficiency, LinkKind
 from bench.extensions.place.placements import Cost
 from bench.extensions.place.step import CatalogTimes, Operation, Task, end_times, network_of, step_tasks
-from bench.strategies.placed.assignment import Work, assign
+from bench.extensions.place.topology import Device, Host, Link, Topology
 
 ROLES = ("gpu", "fpga", "asic")
 

@@ -12,10 +12,10 @@ from torch.nn import functional
 
 from bench.core import spec
 from bench.core.errors import UsageError
+from bench.extensions.place.assignment import check_values, trace
 from bench.models.base import TextModel
 from bench.models.gpt import Transformer
 from bench.models.ngram_embedding import Ngrams
-from bench.strategies.placed.assignment import check_values, trace
 from collectives.options import Incompatible
 
 SMALL = ("gpt:layers=2,width=12,heads=3,context=9", "ngram_embedding:order=3,rows=500,width=4,hidden=8")

@@ -17,7 +17,7 @@ from bench.models.base import Model
 from bench.strategies.ddp import bucket_size, buckets_of
 from bench.train.trainer import learning_rate
 from compressors.layer import layers_of
-from tests.testing.devices import CXL
+from tests.extensions.place.devices import CXL
 
 ASP, SSP = "async_server:mode=asp", "async_server"
 

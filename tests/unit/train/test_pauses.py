@@ -7,7 +7,7 @@ from unittest.mock import MagicMock, call
 import pytest
 import torch
 
-from bench.strategies.async_server import AsyncTraining
+from bench.extensions.async_server.strategy import AsyncTraining
 from bench.train.trainer import Trainer
 
 STEPS = 4
