@@ -20,8 +20,6 @@ from typing_extensions import override
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Partition
 from bench.core.spec import usage_errors
-from bench.extensions.elastic.options import ElasticOptions
-from bench.extensions.elastic.strategy import elastic
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import Batch, BoundStrategy, Setup, Strategy, refuse
 from collectives.base import Collective
@@ -32,10 +30,11 @@ from gradwire.local.by_speed import LocalStepsBySpeed
 from gradwire.local.exchange import LocalSteps
 from gradwire.local.fragments import dealt
 from gradwire.local.members import FixedMembers, Members
+from gradwire.local.options import LocalOptions
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class Local(ElasticOptions, Strategy):
+class Local(LocalOptions, Strategy):
     """Exchange differences of parameters instead of gradients.
 
     The defaults are local SGD: every 30 steps the parameters become their mean over ranks. A preset changes the
@@ -51,10 +50,6 @@ class Local(ElasticOptions, Strategy):
     With steps=auto, the ranks plan at each exchange how many steps each makes until the next one, from the times that
     steps and exchanges took, and the mean is weighted by these numbers. A step of the run is then `world_size` steps of
     ranks, whichever ranks make them.
-
-    With a quorum, ranks other than 0 may be lost and return. An exchange averages over all ranks that are there, except
-    for those that come more than `deadline` seconds after `quorum` ranks were ready. A lost rank starts again from the
-    outer copy, without inner optimizer state and residual.
 
     Bytes: those of one message of the model every `steps` steps, and of its buffers in fp32, counted as state.
     """
@@ -80,29 +75,6 @@ class Local(ElasticOptions, Strategy):
                 f"--bucket-mb has no meaning with {name}, which sends each fragment as one message; leave it out",
             ),
         )
-        if self.ranks_may_leave:
-            refuse(
-                (
-                    config.checkpoint_every > 0,
-                    f"--checkpoint-every needs all ranks at one step, and with quorum={self.quorum} of {name} some may "
-                    "be lost; leave it out, because a lost rank starts again by itself",
-                ),
-                (
-                    config.device == "cuda",
-                    f"quorum={self.quorum} of {name} connects ranks on CPUs; use --device cpu",
-                ),
-            )
-            self.check_quorum(collective, config.replicas)
-
-    @property
-    @override
-    def ranks_may_leave(self) -> bool:
-        return self.quorum > 0
-
-    @property
-    @override
-    def default_collectives(self) -> tuple[str, ...]:
-        return ("ring", "allgather") if self.ranks_may_leave else ()
 
     @override
     def examine(self, config: RunConfig, model: nn.Module) -> list[str]:
@@ -129,7 +101,9 @@ class Local(ElasticOptions, Strategy):
 
     @override
     def bind(self, setup: Setup) -> BoundStrategy:
-        return LocalTrainingBySpeed(setup, self) if self.steps == "auto" else LocalTraining(setup, self)
+        members = FixedMembers(setup.collective, own_transport(setup.device, setup.config.timeout_s))
+        kind = LocalTrainingBySpeed if self.steps == "auto" else LocalTraining
+        return kind(setup, self, members)
 
 
 def _steps_of(config: RunConfig) -> int:
@@ -146,19 +120,17 @@ class LocalTraining(BoundStrategy):
     Args:
         setup: the run's components and this rank's model.
         options: the strategy with its options.
+        members: who takes part in the exchanges.
     """
 
     kind: ClassVar[type[LocalSteps]] = LocalSteps
     optimizer: torch.optim.Optimizer
     _members: Members
 
-    def __init__(self, setup: Setup, options: Local) -> None:
+    def __init__(self, setup: Setup, options: Local, members: Members) -> None:
         config = setup.config
-        if options.ranks_may_leave:
-            self._members, self.reporter, self.evaluates = elastic(setup, options)
-        else:
-            self._members = FixedMembers(setup.collective, own_transport(setup.device, config.timeout_s))
-        self._local = self.kind(setup.model, options, setup.compressor, self._members, nonfinite=config.nonfinite)
+        self._members = members
+        self._local = self.kind(setup.model, options, setup.compressor, members, nonfinite=config.nonfinite)
         super().__init__(setup.model, [self._local], setup.optimizer.bind(setup.model, config.lr))
         self.interval = self._local.period
 

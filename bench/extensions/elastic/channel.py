@@ -22,7 +22,7 @@ _KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 3}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Message:
+class MembershipMessage:
     """A message: what it is about, values that JSON can hold, and bytes."""
 
     kind: str
@@ -83,7 +83,7 @@ class Channel:
                 self.sock.settimeout(max(1e-3, min(self._stall_s, limit - time.monotonic())))
                 part = part[self.sock.send(part) :]
 
-    def receive(self) -> Message:
+    def receive(self) -> MembershipMessage:
         """Return the next message; block until it has arrived.
 
         Raises:
@@ -94,7 +94,7 @@ class Channel:
             self._read()
         return message
 
-    def arrived(self) -> list[Message]:
+    def arrived(self) -> list[MembershipMessage]:
         """Read what has arrived on a readable socket, and return the messages that are complete.
 
         Raises:
@@ -119,7 +119,7 @@ class Channel:
             raise ConnectionResetError("the other rank has closed the connection")
         self._received += part
 
-    def _next(self) -> Message | None:
+    def _next(self) -> MembershipMessage | None:
         if len(self._received) < _LENGTHS.size:
             return None
         text_bytes, body_bytes = _LENGTHS.unpack_from(self._received)
@@ -131,6 +131,6 @@ class Channel:
         values = json.loads(self._received[_LENGTHS.size : start])
         if not isinstance(values, dict) or not isinstance(kind := values.pop("kind", None), str):
             raise ValueError("the message has no kind")
-        message = Message(kind=kind, values=values, body=bytes(self._received[start:end]))
+        message = MembershipMessage(kind=kind, values=values, body=bytes(self._received[start:end]))
         del self._received[:end]
         return message

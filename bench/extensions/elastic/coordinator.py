@@ -18,9 +18,8 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
-from bench.extensions.elastic.channel import Channel, Message
+from bench.extensions.elastic.channel import Channel, MembershipMessage
 from bench.extensions.elastic.membership import COORDINATOR_KEY, Membership, Participants, Rendezvous
-from bench.extensions.elastic.options import ElasticOptions
 from collectives.transport.base import Ledger, MembershipError
 
 # Sums that may fail in a row before the run does; a rank that returns may fail again in the same sum.
@@ -66,8 +65,7 @@ class Coordinator(Membership):
     """Rank 0: decide who takes part, and admit ranks that start.
 
     Args:
-        rendezvous: how to find the other ranks.
-        options: quorum and deadline.
+        rendezvous: how to find the other ranks, the quorum and the deadline.
         ledger: counts the messages of rank 0.
         state: returns the state with which a rank joins before the exchange of a number.
         while_waiting: called at least once a second while rank 0 waits for others.
@@ -76,13 +74,12 @@ class Coordinator(Membership):
     def __init__(
         self,
         rendezvous: Rendezvous,
-        options: ElasticOptions,
         ledger: Ledger,
         *,
         state: Callable[[int], bytes],
         while_waiting: Callable[[], None],
     ) -> None:
-        self._rendezvous, self._options, self._ledger = rendezvous, options, ledger
+        self._rendezvous, self._ledger = rendezvous, ledger
         self._state, self._while_waiting = state, while_waiting
         family = socket.AF_INET6 if ":" in rendezvous.host else socket.AF_INET
         self._listener = socket.create_server((rendezvous.host, 0), family=family, backlog=128)
@@ -164,7 +161,7 @@ class Coordinator(Membership):
 
     @override
     def share_figures(self, step: int, own: dict[str, Any], steps: int) -> tuple[list[dict[str, Any]], int]:
-        limit = time.monotonic() + self._options.deadline
+        limit = time.monotonic() + self._rendezvous.deadline_s
         while self._lack_figures(step) and time.monotonic() < limit:
             self._poll(limit)
         of_step = self._figures[step]
@@ -204,7 +201,7 @@ class Coordinator(Membership):
         Raises:
             MembershipError: no quorum was ready in time.
         """
-        quorum, seconds = self._options.quorum, self._rendezvous.timeout_s
+        quorum, seconds = self._rendezvous.quorum, self._rendezvous.timeout_s
         last = time.monotonic() + seconds
         limit = last
         while True:
@@ -218,14 +215,14 @@ class Coordinator(Membership):
             if num_ready < quorum:
                 limit = last
             elif limit == last:
-                limit = min(last, now + self._options.deadline)
+                limit = min(last, now + self._rendezvous.deadline_s)
             if now < limit:
                 if 1 + len(members) < quorum and self._admit_waiting():
                     limit = last = now + seconds  # for the steps until the exchange
                 self._poll(limit)
             elif num_ready >= quorum:
                 for peer in awaited:
-                    self._leave_out(peer, f"which was late for it (deadline={self._options.deadline:g})")
+                    self._leave_out(peer, f"which was late for it (deadline={self._rendezvous.deadline_s:g})")
             else:
                 absent = set(range(self._rendezvous.world_size)) - {0, *(p.rank for p in members if p not in awaited)}
                 raise MembershipError(
@@ -234,7 +231,7 @@ class Coordinator(Membership):
                 )
 
     def _lack_figures(self, step: int) -> bool:
-        expected = [peer for peer in self._with("member") if peer.since * self._options.interval < step]
+        expected = [peer for peer in self._with("member") if peer.since * self._rendezvous.interval < step]
         return any(peer not in self._figures[step] for peer in expected)
 
     def _admit_waiting(self) -> bool:
@@ -293,7 +290,7 @@ class Coordinator(Membership):
         except (OSError, ValueError, RecursionError):  # closed, or another program's nonsense
             self._lose(peer, "its connection is closed")
 
-    def _take(self, peer: _Peer, message: Message) -> None:
+    def _take(self, peer: _Peer, message: MembershipMessage) -> None:
         values = message.values
         if peer.status == "stranger":
             token = str(values.get("token")).encode()

@@ -21,7 +21,6 @@ from typing_extensions import override
 
 from bench.extensions.elastic.coordinator import Coordinator
 from bench.extensions.elastic.membership import Member, Membership, Participants, Rendezvous
-from bench.extensions.elastic.options import ElasticOptions
 from collectives.allreduce import Ring
 from collectives.base import Collective
 from collectives.transport.base import SingleRank, TransportError
@@ -37,12 +36,11 @@ CONNECT_WITHIN_S = 10.0
 
 
 class ElasticMembers(Members):
-    """Ranks that may be lost and return; the options have a quorum.
+    """Ranks that may be lost and return.
 
     Args:
         collective: sums the payloads of those that take part.
-        rendezvous: how to find the other ranks.
-        options: quorum and deadline.
+        rendezvous: how to find the other ranks, the quorum and the deadline.
 
     Attributes:
         membership: decides who takes part in the exchanges; set by `join`.
@@ -50,10 +48,10 @@ class ElasticMembers(Members):
 
     membership: Membership
 
-    def __init__(self, collective: Collective, rendezvous: Rendezvous, options: ElasticOptions) -> None:
+    def __init__(self, collective: Collective, rendezvous: Rendezvous) -> None:
         # Before the first exchange nothing is summed; `_connect` binds `collective` to those that take part.
         self.collective, self.transport = Ring(), SingleRank()
-        self._unbound, self._rendezvous, self._options = collective, rendezvous, options
+        self._unbound, self._rendezvous = collective, rendezvous
         self._generation = 0  # of the connections to the others
 
     @override
@@ -71,9 +69,7 @@ class ElasticMembers(Members):
             return pack_state(local.shared_state() | {"exchange": exchange}).numpy().tobytes()
 
         if rendezvous.rank == 0:
-            self.membership = Coordinator(
-                rendezvous, self._options, ledger, state=state_before, while_waiting=while_waiting
-            )
+            self.membership = Coordinator(rendezvous, ledger, state=state_before, while_waiting=while_waiting)
         else:
             self.membership = Member(rendezvous, ledger)
         try:
@@ -118,7 +114,7 @@ class ElasticMembers(Members):
     @override
     def admit(self) -> None:
         self.membership.admit()
-        if self._steps_here == self._options.interval:  # the end of its first exchange
+        if self._steps_here == self._rendezvous.interval:  # the end of its first exchange
             self._has_joined()
 
     @override

@@ -28,7 +28,7 @@ from typing import Any
 from torch.distributed.distributed_c10d import Store
 from typing_extensions import override
 
-from bench.extensions.elastic.channel import Channel, Message
+from bench.extensions.elastic.channel import Channel, MembershipMessage
 from collectives.transport.base import Ledger, MembershipError, RunEnded, TransportError
 
 # Seconds for one try to connect to rank 0, and until the next one.
@@ -37,9 +37,9 @@ CONNECT_S, RETRY_S = 10.0, 0.5
 COORDINATOR_KEY = "gradwire/coordinator"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class Rendezvous:
-    """How a rank finds and recognises the others.
+    """How a rank finds and recognises the others, and when they exchange without some.
 
     Attributes:
         rank: number of this rank.
@@ -48,6 +48,9 @@ class Rendezvous:
         host: this machine's address as others see it.
         digest: identifies the run; a rank of another run is refused.
         timeout_s: longest wait for the first start of all ranks, or for a quorum, in seconds.
+        quorum: smallest number of ranks for an exchange.
+        deadline_s: seconds that a quorum of ready ranks waits for the others.
+        interval: steps between two exchanges.
     """
 
     rank: int
@@ -56,6 +59,9 @@ class Rendezvous:
     host: str
     digest: str
     timeout_s: float
+    quorum: int = 1
+    deadline_s: float = 10.0
+    interval: int = 1
 
     @property
     def sum_timeout_s(self) -> float:
@@ -202,17 +208,17 @@ class Member(Membership):
             self._channel.close()
             raise self._lost(error) from error
 
-    def _receive(self) -> Message:
+    def _receive(self) -> MembershipMessage:
         return self._obeyed(self._next())
 
-    def _next(self) -> Message:
+    def _next(self) -> MembershipMessage:
         assert self._channel is not None
         try:
             return self._channel.receive()
         except (OSError, ValueError, RecursionError) as error:  # closed, or another program's nonsense
             raise self._lost(error) from error
 
-    def _obeyed(self, message: Message) -> Message:
+    def _obeyed(self, message: MembershipMessage) -> MembershipMessage:
         """Return a message of rank 0, unless it says that this rank takes part no longer."""
         rank = self._rendezvous.rank
         match message.kind:

@@ -28,6 +28,7 @@ from bench.datasets.base import Dataset
 from bench.extensions.place.assignment import ActivationPolicy, Plan, Split, check_values
 from bench.extensions.place.device import DeviceProcess, Stage
 from bench.extensions.place.host import HostSum, HostTraining
+from bench.extensions.place.kinds import SHM, check_kinds, folders, read_tables
 from bench.extensions.place.messages import HOST_RANK
 from bench.extensions.place.shared_memory import SharedMemoryTransport
 from bench.extensions.place.topology import Topology
@@ -77,6 +78,7 @@ class Placed(Strategy):
                     f"{self.devices}: {device.name} asks for the torch device '{device.torch_device}', and "
                     f"{self.component_name} computes on the CPU only; leave torch_device out"
                 )
+        check_kinds(topology, *read_tables(folders()), SHM)
         num_processes = 1 + len(topology.devices)
         if options.world_size not in (None, num_processes):
             raise UsageError(
@@ -87,7 +89,8 @@ class Placed(Strategy):
             options,
             world_size=num_processes,
             replicas=len(Plan.of(topology, self.by).ranks),
-            devices=dataclasses.asdict(topology),
+            strategy_input={"devices": dataclasses.asdict(topology)},
+            rank_names=topology.rank_names(),
         )
 
     @override
@@ -159,9 +162,12 @@ class Placed(Strategy):
             ),
         )
 
+    def _plan(self, config: RunConfig) -> Plan:
+        return Plan.of(Topology.from_dict(config.strategy_input["devices"]), self.by)
+
     @override
     def examine(self, config: RunConfig, model: nn.Module) -> list[str]:
-        assignment, routes = Plan.of(Topology.from_dict(config.devices or {}), self.by).assign(model, self.activations)
+        assignment, routes = self._plan(config).assign(model, self.activations)
         dataset: Dataset = spec.build("datasets", config.dataset)
         check_values(routes[0].traced, dataset.dummy_batch(2, "meta"))
         return list(assignment.notes)
@@ -169,7 +175,7 @@ class Placed(Strategy):
     @override
     def bind(self, setup: Setup) -> BoundStrategy | CommandedRank:
         config = setup.config
-        plan = Plan.of(Topology.from_dict(config.devices or {}), self.by)
+        plan = self._plan(config)
         _, routes = plan.assign(setup.model, self.activations)
         transport = SharedMemoryTransport(own_transport(setup.device, config.timeout_s), ring_bytes=RING_BYTES)
         loop = cast(dist.ProcessGroup, dist.new_group([HOST_RANK]))  # every rank must call

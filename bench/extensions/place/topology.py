@@ -191,10 +191,10 @@ class Topology:
         """Return the roles that at least one device has."""
         return frozenset(device.role for device in self.devices)
 
-    def rank_names(self) -> dict[int, str]:
+    def rank_names(self) -> tuple[str, ...]:
         """Return each process's name for messages, by rank: rank 0 is the controlling host, then come the devices."""
-        of_devices = {rank: f"device {device.name} (rank {rank})" for rank, device in enumerate(self.devices, start=1)}
-        return {0: f"the {HOST} (rank 0)"} | of_devices
+        of_devices = (f"device {device.name} (rank {rank})" for rank, device in enumerate(self.devices, start=1))
+        return (f"the {HOST} (rank 0)", *of_devices)
 
     def route(self, source: str, to: str) -> list[Link]:
         """Return the fewest links that lead from one node to another, in order; the file's order decides ties.

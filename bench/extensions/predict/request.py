@@ -210,8 +210,6 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
     strategy = cast(Strategy, spec.build("strategies", request.strategy))
     if strategy.component_name not in PREDICTED:
         raise UsageError(f"steps of {strategy.component_name} cannot be predicted; choose {', '.join(PREDICTED)}")
-    if isinstance(strategy, Local) and strategy.quorum:
-        raise UsageError("ranks that may be lost cannot be predicted; leave out quorum of local")
     if not request.waits and request.world_size > MOST_PUSHING:
         raise UsageError(
             f"{request.world_size} ranks of async_server cannot be simulated; choose at most {MOST_PUSHING}"

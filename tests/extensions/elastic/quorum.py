@@ -14,7 +14,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from bench.core import spec
 from bench.extensions.elastic.members import ElasticMembers
 from bench.extensions.elastic.membership import Rendezvous
-from bench.extensions.elastic.options import ElasticOptions
+from bench.extensions.elastic.strategy import Elastic
 from collectives.base import Collective
 from compressors.base import Compressor
 from compressors.layer import Step
@@ -37,17 +37,20 @@ class QuorumRank:
 
     def __init__(self, run: QuorumRun, rank: int, model: nn.Module, digest: str = "run") -> None:
         self.run, self.rank, self.model = run, rank, model
-        rendezvous = Rendezvous(
+        options = Elastic(**run.options)
+        self.rendezvous = Rendezvous(
             rank=rank,
             world_size=run.world_size,
             store=run.store,
             host="127.0.0.1",
             digest=digest,
             timeout_s=run.timeout_s,
+            quorum=options.quorum,
+            deadline_s=options.deadline,
+            interval=options.interval,
         )
-        options = ElasticOptions(**run.options)
         collective = cast(Collective, spec.build("collectives", run.collective))
-        self.members = _Mortal(collective, rendezvous, options)
+        self.members = _Mortal(collective, self.rendezvous)
         compressor = cast(Compressor, spec.build("compressors", run.compressor))
         self.local = LocalSteps(model, options, compressor, self.members)
         self.first_step = self.index = self.members.join(self.local, run.while_waiting, lambda: None)

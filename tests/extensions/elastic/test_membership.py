@@ -16,7 +16,6 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from bench.extensions.elastic.channel import Channel
 from bench.extensions.elastic.coordinator import MOST_ATTEMPTS, Coordinator, _Peer
 from bench.extensions.elastic.membership import COORDINATOR_KEY, Member, Rendezvous
-from bench.extensions.elastic.options import ElasticOptions
 from collectives.transport.base import Ledger, MembershipError, TransportError
 from tests.extensions.elastic.quorum import QuorumRank, QuorumRun, lower, outers
 from tests.testing.limits import LIMIT_S
@@ -112,7 +111,7 @@ def test_a_late_rank_is_left_out_and_told(capsys: pytest.CaptureFixture[str]) ->
 
     def work(rank: QuorumRank) -> list[float]:
         rank.step(lower)
-        rank.local.options.deadline = 0.01
+        rank.rendezvous.deadline_s = 0.01
         if rank.rank == 2:
             others_went_on.wait()
         found = outers(rank, 2)
@@ -302,9 +301,10 @@ def test_a_rank_that_is_admitted_below_the_quorum_gets_the_whole_timeout_for_its
 ) -> None:
     now = 0.0
     monkeypatch.setattr("bench.extensions.elastic.coordinator.time", SimpleNamespace(monotonic=lambda: now))
-    rendezvous = Rendezvous(rank=0, world_size=2, store=HashStore(), host="127.0.0.1", digest="run", timeout_s=10.0)
-    options = ElasticOptions(quorum=2)
-    coordinator = Coordinator(rendezvous, options, Ledger(), state=lambda _: b"", while_waiting=lambda: None)
+    rendezvous = Rendezvous(
+        rank=0, world_size=2, store=HashStore(), host="127.0.0.1", digest="run", timeout_s=10.0, quorum=2
+    )
+    coordinator = Coordinator(rendezvous, Ledger(), state=lambda _: b"", while_waiting=lambda: None)
     peer = _Peer(channel=Mock(), rank=1)
     coordinator._peers.append(peer)
 

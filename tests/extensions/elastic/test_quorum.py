@@ -12,7 +12,7 @@ from torch import nn
 
 from bench.core import registry, spec
 from bench.extensions.elastic.coordinator import Coordinator
-from bench.extensions.elastic.options import ElasticOptions
+from bench.extensions.elastic.strategy import Elastic
 from collectives.base import Collective
 from collectives.options import incompatibility
 from compressors.base import Compressor
@@ -107,7 +107,7 @@ def test_members_go_on_equal_and_without_the_one_that_is_lost(moment: Moment, co
 
 def pairs() -> list[tuple[str, str]]:
     """Return every compressor with the first collective that goes with it and a quorum."""
-    options = ElasticOptions(quorum=1)
+    options = Elastic(quorum=1)
     found = []
     for name in registry.entries("compressors"):
         compressor = cast(Compressor, spec.build("compressors", name))

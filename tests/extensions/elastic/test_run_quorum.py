@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("forked_here")
 
 def test_ranks_that_stay_make_the_rows_of_local_without_a_quorum(tmp_path: Path) -> None:
     found = []
-    for strategy in ("local:steps=4", "local:steps=4,quorum=3"):
+    for strategy in ("local:steps=4", "elastic:steps=4,quorum=3"):
         out = tmp_path / strategy
         answer = invoke(*QUICK, "--strategy", strategy, "--compressor", "topk:ratio=0.1", "--collective", "ring",
                         "--world-size", "3", "--out", str(out))  # fmt: skip
@@ -42,7 +42,7 @@ def test_ranks_that_stay_make_the_rows_of_local_without_a_quorum(tmp_path: Path)
 
 def test_a_rank_killed_in_a_sum_returns_and_the_others_wait_for_the_quorum(tmp_path: Path) -> None:
     told = {"PYTHONPATH": install(tmp_path), "MORTAL": str(tmp_path / "was-killed")}
-    answer = execute(*QUICK, "--strategy", "local:steps=4,quorum=2", "--compressor", "mortal:ratio=0.1",
+    answer = execute(*QUICK, "--strategy", "elastic:steps=4,quorum=2", "--compressor", "mortal:ratio=0.1",
                      "--world-size", "2", "--out", str(tmp_path / "runs"), **told)  # fmt: skip
     assert answer.code == 0, answer.error
     folder = only_run(tmp_path / "runs")
@@ -54,7 +54,7 @@ def test_a_rank_killed_in_a_sum_returns_and_the_others_wait_for_the_quorum(tmp_p
 
 
 def test_ranks_leave_without_an_error_once_rank_0_has_reached_the_target(tmp_path: Path) -> None:
-    answer = invoke(*QUICK, "--strategy", "local:steps=4,quorum=1", "--world-size", "3", "--target-accuracy", "0.01",
+    answer = invoke(*QUICK, "--strategy", "elastic:steps=4,quorum=1", "--world-size", "3", "--target-accuracy", "0.01",
                     "--stop-at-target", "--out", str(tmp_path))  # fmt: skip
     assert answer.code == 0, answer.error
     folder = RunFolder(only_run(tmp_path))
@@ -90,7 +90,7 @@ def test_after_ten_kills_the_accuracy_is_that_of_the_undisturbed_run(where: str,
     ranks = ("--world-size", "4") if where == "one machine" else ("--hosts", "4", "--bandwidth", "100mbit")
     # The compressor sleeps while it encodes, so that the run is long, and kills also hit sums.
     run = (*RUN, *ranks, "--model", "small_cnn", "--steps", "1000", "--eval-every", "50", "--strategy",
-           "local:steps=10,quorum=2", "--compressor", "sleepy", "--collective", "ring")  # fmt: skip
+           "elastic:steps=10,quorum=2", "--compressor", "sleepy", "--collective", "ring")  # fmt: skip
     told = {"PYTHONPATH": install(tmp_path)}
     undisturbed = execute(*run, "--out", str(tmp_path / "undisturbed"), **told)
     assert undisturbed.code == 0, undisturbed.error

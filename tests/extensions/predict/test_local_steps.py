@@ -147,7 +147,7 @@ def test_exchanges_by_speed_become_rarer_on_a_slow_link() -> None:
 @pytest.mark.parametrize(
     ("strategy", "asked", "sentence"),
     [
-        ("local:quorum=1", {}, "leave out quorum"),
+        ("elastic:quorum=1", {}, "steps of elastic cannot be predicted; choose ddp, local"),
         ("local", {"bandwidth_trace": "examples/cell.trace"}, "a rate that changes over time cannot be predicted"),
         ("local", {"trigger": "sync"}, "waits for all ranks in every step"),
         ("local:average=senders", {}, "needs"),
