@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from bench.extensions.microbenchmarks.serial import error_bound
 from collectives.allgather import Allgather
 from collectives.allreduce import Ring
 from collectives.options import Incompatible, OptionError
@@ -28,6 +27,8 @@ from tests.testing.collectives import COLLECTIVES, Result, check, clone, key_of,
 from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
 from tests.testing.payloads import make
 from tests.testing.thinned import checkered
+
+error_bound = pytest.importorskip("bench.extensions.microbenchmarks.serial").error_bound
 
 KINDS = (
     *("dense", "sparse", "group_sparse", "row_sparse", "seeded", "sparse_codes", "sparse_codes-sigma"),

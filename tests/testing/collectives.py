@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 
-from bench.extensions.microbenchmarks.serial import serial_sum
 from collectives import options
 from collectives.base import Collective
 from collectives.options import incompatibility
@@ -15,6 +15,7 @@ from collectives.payloads import Bundle
 from collectives.payloads.base import Payload
 from collectives.schedule.rounds import leaves
 
+serial_sum = pytest.importorskip("bench.extensions.microbenchmarks.serial").serial_sum
 TEXTS = [
     *options.component_names("collectives", Collective),
     "tree:segment_bytes=4000",

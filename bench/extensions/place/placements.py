@@ -17,7 +17,7 @@ from bench.core.units import format_bytes, format_seconds
 from bench.extensions.place.assignment import ActivationPolicy, assign
 from bench.extensions.place.catalog import Catalog
 from bench.extensions.place.kinds import check_kinds
-from bench.extensions.place.step import CatalogTimes, Operation, Task, directions, end_times, step_tasks
+from bench.extensions.place.step import CatalogTimes, DeviceJob, Operation, directions, end_times, step_tasks
 from bench.extensions.place.topology import Topology
 
 BY_TYPE = "by type"
@@ -93,7 +93,7 @@ class Cost:
     transfer_share: float
 
     @classmethod
-    def of(cls, tasks: Sequence[Task], placement: Placement, topology: Topology) -> Self:
+    def of(cls, tasks: Sequence[DeviceJob], placement: Placement, topology: Topology) -> Self:
         """Return the cost of a step that consists of these tasks.
 
         Args:

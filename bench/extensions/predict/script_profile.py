@@ -110,7 +110,7 @@ def profile_of(
     layers = [Layer(**fields) for fields in first["layers"]]
     buckets = [[layers[index] for index in bucket] for bucket in first["buckets"]]
     gradients = [list(zip(buckets, rank["gradients"], strict=True)) for rank in ranks[:RANKS]]
-    times = StepTimes.of([rank["steps"] for rank in ranks], is_cpu_time=first["threads"] == 1)
+    times = ProfiledSteps.of([rank["steps"] for rank in ranks], is_cpu_time=first["threads"] == 1)
     config, found = CalibrateConfig(), {}
     for text in compressors:
         tell(f"timing {text}")
@@ -153,7 +153,7 @@ def profile_of(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StepTimes:
+class ProfiledSteps:
     """Seconds of the parts of a step: medians over steps, each of the rank that computes longest in that step.
 
     Attributes:
@@ -172,11 +172,11 @@ class StepTimes:
     step_s: float
 
     @classmethod
-    def of(cls, ranks: Sequence[Sequence[dict[str, Any]]], *, is_cpu_time: bool) -> "StepTimes":
+    def of(cls, ranks: Sequence[Sequence[dict[str, Any]]], *, is_cpu_time: bool) -> "ProfiledSteps":
         """Return the times from the moments that each rank recorded in each step.
 
         Args:
-            ranks: as [rank][step], each step as in `Recorder.done`.
+            ranks: as [rank][step], each step as in `ScriptProfiler.done`.
             is_cpu_time: True if a rank computes on one thread, whose CPU time other work on the machine does not
                 lengthen; False for wall-clock time.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
+from unittest.mock import MagicMock, call
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 
 from bench.core import registry, spec
 from bench.extensions.async_server.server import ParameterServer
-from bench.extensions.async_server.strategy import AsyncWorker, ServerParameters
+from bench.extensions.async_server.strategy import AsyncTraining, AsyncWorker, ServerParameters
 from bench.optimizers.base import Optimizer
 from collectives.payloads.base import unpack
 from compressors.base import Compressor, PerLayer
@@ -137,3 +138,12 @@ def test_a_failure_in_the_thread_reaches_the_loop(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(run.compressor, "encode_bucket", lambda *_, screen: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run.step()
+
+
+def test_ranks_that_go_at_their_own_speed_wait_for_the_slowest_before_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
+    training = MagicMock(spec=AsyncTraining, _server=None, model=MagicMock(), exchanges=(), optimizer=None)
+    AsyncTraining.state_dict(training)
+    assert training.mock_calls[0] == call.synchronize()

@@ -9,7 +9,7 @@ import torch
 
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
-from bench.launch.resolve import resolve
+from bench.launch.resolve import resolve, with_ranks
 
 ASP, SSP = "async_server:mode=asp", "async_server"
 
@@ -30,6 +30,8 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"strategy": ASP, "collective": "ring"}, "sums nothing; leave out --collective ring"),
     ({"strategy": ASP, "collective": "server:downlink=union"}, "leave out --collective server:downlink=union"),
     ({"strategy": ASP, "optimizer": "max_adabelief"}, "max_adabelief sends data of its own between all ranks, and"),
+    ({"strategy": ASP, "optimizer": "kfac"}, "kfac sends data of its own between all ranks, and with"),
+    ({"strategy": ASP, "optimizer": "demo"}, "demo sends data of its own between all ranks, and with"),
     ({"strategy": ASP, "optimizer": "muon"}, "muon needs the whole network, and the server of"),
     ({"strategy": ASP, "optimizer": "muon:shard=true"}, "muon sends data of its own between all ranks, and with"),
 ]
@@ -69,3 +71,8 @@ def test_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UsageError, match="add --device cpu"):
         resolve(RunConfig(strategy=ASP))
+
+
+def test_a_run_does_not_change_its_number_of_ranks() -> None:
+    with pytest.raises(UsageError, match="async_server gives every rank a different task"):
+        with_ranks(resolve(RunConfig(strategy=ASP)), 3)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from bench.core import spec
 from bench.core.errors import UsageError
 from bench.extensions.place.assignment import assign, check_values, trace, work_of
 from bench.models.base import Model
@@ -143,3 +144,12 @@ def test_the_shipped_networks_are_not_refused() -> None:
     for model in (SmallCnn(), ResNet20(), ResNet18(), Linear()):
         with torch.device("meta"):
             check_values(trace(model.build(10)), IMAGES)
+
+
+@pytest.mark.parametrize(
+    "text", ["gpt:layers=2,width=12,heads=3,context=9", "ngram_embedding:order=3,rows=500,width=4,hidden=8"]
+)
+def test_a_model_of_text_is_not_refused(text: str) -> None:
+    with torch.device("meta"):
+        network = spec.build("models", text).build(256)
+        check_values(trace(network), torch.zeros(2, 9, dtype=torch.int64))

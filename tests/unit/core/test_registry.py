@@ -18,7 +18,7 @@ from collectives.options import Options
 KNOWN = {
     "compressors": {"none", "fp16", "bf16", "topk", "group_topk"},
     "collectives": {"native", "ring", "allgather"},
-    "strategies": {"ddp", "async_server"},
+    "strategies": {"ddp", "local"},
     "optimizers": {"sgd", "adam", "adamw"},
     "models": {"linear", "small_cnn", "resnet18", "resnet20"},
     "datasets": {"digits", "synthetic", "cifar10", "cifar100"},
