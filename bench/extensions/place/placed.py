@@ -23,12 +23,12 @@ from typing_extensions import Doc, override
 from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Straggler
-from bench.core.errors import UsageError
+from bench.core.errors import UsageError, check_usage
 from bench.datasets.base import Dataset
 from bench.extensions.place.assignment import ActivationPolicy, Plan, Split, check_values
+from bench.extensions.place.catalog import SHM, Catalog, folders
 from bench.extensions.place.device import DeviceProcess, Stage
 from bench.extensions.place.host import HostSum, HostTraining
-from bench.extensions.place.kinds import SHM, check_kinds, folders, read_tables
 from bench.extensions.place.messages import HOST_RANK
 from bench.extensions.place.shared_memory import SharedMemoryTransport
 from bench.extensions.place.topology import Topology
@@ -72,19 +72,23 @@ class Placed(Strategy):
                 f"{self.component_name} needs a device file; write {self.component_name}:devices=examples/cxl.toml"
             )
         topology = Topology.read(Path(self.devices))
-        for device in topology.devices:
-            if device.torch_device != "cpu":
-                raise UsageError(
-                    f"{self.devices}: {device.name} asks for the torch device '{device.torch_device}', and "
-                    f"{self.component_name} computes on the CPU only; leave torch_device out"
-                )
-        check_kinds(topology, *read_tables(folders()), SHM)
         num_processes = 1 + len(topology.devices)
-        if options.world_size not in (None, num_processes):
-            raise UsageError(
+        check_usage(
+            *(
+                (
+                    device.torch_device != "cpu",
+                    f"{self.devices}: {device.name} asks for the torch device '{device.torch_device}', and "
+                    f"{self.component_name} computes on the CPU only; leave torch_device out",
+                )
+                for device in topology.devices
+            ),
+            (
+                options.world_size not in (None, num_processes),
                 f"--world-size {options.world_size} contradicts {self.devices}, which describes {num_processes} "
-                "processes including the host; leave out --world-size"
-            )
+                "processes including the host; leave out --world-size",
+            ),
+        )
+        Catalog.read(folders()).check(topology, SHM)
         return dataclasses.replace(
             options,
             world_size=num_processes,

@@ -16,7 +16,6 @@ from bench.cli.console import plain_table, print_json, stdout_console
 from bench.core.units import format_bytes, format_seconds
 from bench.extensions.place.assignment import ActivationPolicy, assign
 from bench.extensions.place.catalog import Catalog
-from bench.extensions.place.kinds import check_kinds
 from bench.extensions.place.step import CatalogTimes, DeviceJob, Operation, directions, end_times, step_tasks
 from bench.extensions.place.topology import Topology
 
@@ -220,7 +219,7 @@ class PlacementComparison:
                 links=tuple(dataclasses.replace(own, kind=link) for own in topology.links),
                 bridges=tuple(dataclasses.replace(own, kind=link) for own in topology.bridges),
             )
-        check_kinds(topology, catalog.links, catalog.devices)
+        catalog.check(topology)
         times, costs = CatalogTimes(catalog), {}
         for title, placement in self._placements.items():
             tasks = step_tasks(self._operations, placement, topology, times, batch_size=self._batch_size)

@@ -1,6 +1,6 @@
 """Topology, which holds the hosts, devices and links that a device file in TOML describes.
 
-A kind is the name of an entry in the catalogue (`bench.extensions.place.kinds`), which holds the speed and other
+A kind is the name of an entry in the catalogue (`bench.extensions.place.catalog`), which holds the speed and other
 figures of hosts, devices and links. An example of a device file:
 
 [host]
@@ -42,7 +42,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from bench.core.errors import UsageError
+from bench.core.errors import UsageError, check_usage
 from bench.core.files import read_toml, refuse_unknown, tables, text, whole_number
 from collectives.options import did_you_mean
 
@@ -62,7 +62,7 @@ class Host:
 
     Attributes:
         name: name that links refer to.
-        kind: name of the entry with the host's speed and other figures in `bench.extensions.place.kinds`.
+        kind: name of the entry with the host's speed and other figures in `bench.extensions.place.catalog`.
     """
 
     name: str = HOST
@@ -76,7 +76,7 @@ class Device:
     Attributes:
         name: role and number, such as "gpu0".
         role: role of the device, which decides which layers it can run.
-        kind: name of the entry with the device's speed and other figures in `bench.extensions.place.kinds`.
+        kind: name of the entry with the device's speed and other figures in `bench.extensions.place.catalog`.
         torch_device: the torch device that holds its tensors, such as "cpu" or "cuda:0".
     """
 
@@ -92,7 +92,7 @@ class Link:
 
     Attributes:
         node, to: names of the two nodes; `to` is nearer to the host.
-        kind: name of the entry with the link's rate and other figures in `bench.extensions.place.kinds`.
+        kind: name of the entry with the link's rate and other figures in `bench.extensions.place.catalog`.
     """
 
     node: str
@@ -121,20 +121,29 @@ class Topology:
     bridges: tuple[Link, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.devices) <= MAX_DEVICES:
-            raise UsageError(f"{len(self.devices)} devices are not possible; describe 1 to {MAX_DEVICES}")
         names = [*(host.name for host in self.hosts), *(link.node for link in self.links)]
-        if name := next((name for name in names if names.count(name) > 1), None):
-            raise UsageError(f"two nodes are named '{name}'; give each its own name")
         device_names = {device.name for device in self.devices}
-        for link, end in [(each, end) for each in self.links + self.bridges for end in (each.node, each.to)]:
-            if end not in names:
-                raise UsageError(
-                    f"the link of {link.node} leads to '{end}', which is not there{did_you_mean(end, names)}; "
-                    "name a host or a switch"
+        check_usage(
+            (
+                not 1 <= len(self.devices) <= MAX_DEVICES,
+                f"{len(self.devices)} devices are not possible; describe 1 to {MAX_DEVICES}",
+            ),
+            *((names.count(name) > 1, f"two nodes are named '{name}'; give each its own name") for name in names),
+            *(
+                (
+                    end not in names,
+                    f"the link of {link.node} leads to '{end}', which is not there{did_you_mean(end, names)}; name a "
+                    "host or a switch",
                 )
-            if end in device_names and link in self.bridges:
-                raise UsageError(f"a [[link]] joins {end}, which is a device; let it join hosts or switches")
+                for link in self.links + self.bridges
+                for end in (link.node, link.to)
+            ),
+            *(
+                (end in device_names, f"a [[link]] joins {end}, which is a device; let it join hosts or switches")
+                for link in self.bridges
+                for end in (link.node, link.to)
+            ),
+        )
         for link in self.links:
             self._host_of(link.node)
         for name in names:
