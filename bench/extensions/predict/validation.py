@@ -184,9 +184,8 @@ def compare(cells: Sequence[ValidationCell], agenda: SweepState) -> list[Validat
 
 def as_rows(compared: Sequence[ValidationCell], calibration: Calibration) -> list[dict[str, Any]]:
     """Return one row per configuration: measured values by column, and predicted ones with the prefix `predicted_`."""
-    rows = []
-    for cell in compared:
-        row: dict[str, Any] = {
+    return [
+        {
             "model": calibration.model,
             "compressor": cell.request.compressor,
             "collective": cell.request.collective,
@@ -196,10 +195,16 @@ def as_rows(compared: Sequence[ValidationCell], calibration: Calibration) -> lis
             "error": cell.error,
             "bound_by": cell.prediction.bound_by,
         }
-        for column in _PARTS:
-            row |= {f"predicted_{column}": getattr(cell.prediction, column), column: cell.measured[column]}
-        rows.append(row)
-    return rows
+        | {
+            name: value
+            for column in _PARTS
+            for name, value in (
+                (f"predicted_{column}", getattr(cell.prediction, column)),
+                (column, cell.measured[column]),
+            )
+        }
+        for cell in compared
+    ]
 
 
 def with_validated(calibration: Calibration, compared: Sequence[ValidationCell]) -> Calibration:
@@ -313,29 +318,32 @@ def notes(calibration: Calibration, request: PredictionRequest, *, range_too: bo
         request: the request that was predicted.
         range_too: True to add how the request differs from the runs that predictions were checked against.
     """
-    said = []
-    if isinstance(calibration, EstimatedCalibration | Profile):
-        said.append(calibration.said)
+    said = calibration.said if isinstance(calibration, EstimatedCalibration | Profile) else ""
     machine = environment.cpu_model(), environment.usable_cores()
-    if not isinstance(calibration, EstimatedCalibration) and machine != (calibration.cpu, calibration.cores):
-        said.append(
-            f"Measured on another machine ({calibration.cpu}, {calibration.cores} cores); the prediction is for "
-            "that machine"
-        )
-    if calibration.cut:
-        said.append(f"The calibration had little time: {', '.join(calibration.cut)}")
-    if any(host.jitter_s or host.loss for host in request.hosts):
-        said.append("The prediction leaves out the jitter and the loss of links")
-    if range_too and (reason := outside(calibration, request)):
-        said.append(f"{NOT_CHECKED}: {reason}")
-    if errors := [abs(cell.error) for cell in _comparable(calibration, request)]:
-        elsewhere = request.shared_cores != calibration.cores
-        where = f", whose ranks shared {calibration.cores} core(s), unlike these" if elsewhere else ""
-        said.append(
-            f"Such step times were checked against {len(errors)} real run(s){where}: off by "
-            f"{statistics.median(errors):.1%} in the median, by {max(errors):.1%} at most"
-        )
-    return said
+    errors = [abs(cell.error) for cell in _comparable(calibration, request)]
+    where = f", whose ranks shared {calibration.cores} core(s), unlike these"
+    reason = outside(calibration, request) if range_too else None
+    found = (
+        (said != "", said),
+        (
+            not isinstance(calibration, EstimatedCalibration) and machine != (calibration.cpu, calibration.cores),
+            f"Measured on another machine ({calibration.cpu}, {calibration.cores} cores); the prediction is for that "
+            "machine",
+        ),
+        (bool(calibration.cut), f"The calibration had little time: {', '.join(calibration.cut)}"),
+        (
+            any(host.jitter_s or host.loss for host in request.hosts),
+            "The prediction leaves out the jitter and the loss of links",
+        ),
+        (reason is not None, f"{NOT_CHECKED}: {reason}"),
+        (
+            bool(errors),
+            f"Such step times were checked against {len(errors)} real run(s)"
+            f"{where if request.shared_cores != calibration.cores else ''}: off by "
+            f"{statistics.median(errors or [0.0]):.1%} in the median, by {max(errors, default=0.0):.1%} at most",
+        ),
+    )
+    return [sentence for applies, sentence in found if applies]
 
 
 def range_notes(calibration: Calibration, requests: Sequence[PredictionRequest]) -> list[str]:

@@ -183,4 +183,4 @@ def test_a_sweep_tries_only_what_can_run() -> None:
     tried = list(pairs(job, known.encoded))
     assert {pair.collective for pair in tried} == {"allgather"}
     assert "dgc" not in {pair.compressor for pair in tried}
-    assert regimes(known, [job], [1e6])[0].speedup > 1
+    assert regimes(known, [job], [1e6])[0]["speedup"] > 1
