@@ -407,11 +407,11 @@ class RunConfig(RanksConfig):
 
     def identity(self) -> dict[str, Any]:
         """Return the values that identify the experiment, by option name; components as specs with every option."""
-        identity = super().identity() | self.filled | self.strategy_input
+        identity = super().identity() | self.filled | {"strategy_input": self.strategy_input}
         # Keep the digests of runs from before these options existed.
         if self.accumulate == 1:
             del identity["accumulate"]
-        for name in ("stop_at_target", "label_smoothing"):
+        for name in ("stop_at_target", "label_smoothing", "strategy_input"):
             if not identity[name]:
                 del identity[name]
         for name in ("link_trace", "target_bits_per_byte", "clip_norm"):
