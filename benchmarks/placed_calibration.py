@@ -21,9 +21,9 @@ from scipy.optimize import least_squares, nnls
 from torch import fx
 from typing_extensions import override
 
-from bench.core.topology import Device, Link, Topology
 from bench.extensions.place.catalog import Catalog
 from bench.extensions.place.step import CatalogTimes, Operation, end_times, step_tasks
+from bench.extensions.place.topology import Device, Link, Topology
 
 Kind = tuple[str, Literal["forward", "backward", "update"]]
 Coefficients = tuple[float, float, float]

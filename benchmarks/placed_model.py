@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 
 from bench.core import spec
-from bench.core.topology import Topology
+from bench.extensions.place.assignment import assign, trace
 from bench.extensions.place.catalog import measured_link
 from bench.extensions.place.step import network_of
-from bench.strategies.placed.assignment import assign, trace
+from bench.extensions.place.topology import Topology
 from benchmarks.placed_calibration import CalibratedTimes, PlacedNetwork, Sample, measure
 
 NUM_CLASSES = 10

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,3 +133,11 @@ def planned_here(monkeypatch: pytest.MonkeyPatch) -> None:
     from bench.launch.jobs.fork_server import ForkServer
 
     monkeypatch.setattr(ForkServer, "warm_up", lambda _server, _threads: None)
+
+
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    """Yield an empty folder in memory that the test must leave empty; other programs use /dev/shm meanwhile."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+        assert not list(Path(folder).iterdir())

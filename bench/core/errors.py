@@ -18,6 +18,17 @@ class UsageError(BenchError):
     exit_code = 2
 
 
+def check_usage(*obstacles: tuple[bool, str]) -> None:
+    """Raise `UsageError` with the sentence of the first obstacle that applies; do nothing if none applies.
+
+    Args:
+        obstacles: (True if the obstacle applies, sentence that says what is wrong and what to do).
+    """
+    for applies, sentence in obstacles:
+        if applies:
+            raise UsageError(sentence)
+
+
 class RunFailed(BenchError):
     """A run started and failed; the rows written so far are kept."""
 

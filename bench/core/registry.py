@@ -2,8 +2,8 @@
 
 Each kind of component has a package. A component is a top-level class in one of the package's files that derives,
 directly or through a class in the same folder, from the kind's base class. Its name is that of its file
-(``GroupTopK`` in ``group_topk.py``, ``Placed`` in ``placed/placed.py``); where several components share a file, each
-class gives its name: ``class ResNet18(Model, name="resnet18")``. Names, one-line descriptions and presets are read from
+(``GroupTopK`` in ``group_topk.py``); where several components share a file, each class gives its name:
+``class ResNet18(Model, name="resnet18")``. Names, one-line descriptions and presets are read from
 the files' text, so finding a name takes milliseconds and does not import torch.
 
 Extensions of this project, such as ``auto``, and third parties add components by entry point (group
@@ -318,10 +318,8 @@ def _built_in(kind: ComponentKind) -> dict[str, Entry]:
     bases: dict[str, list[str]] = {}  # by class name, in all files of the package
     found: dict[str, Entry] = {}  # by class name
     folder = _folder(kind.package)
-    packages = (path for path in folder.glob("*/*.py") if path.stem == path.parent.name)
-    for path in sorted([*folder.glob("*.py"), *packages]):
+    for path in sorted(folder.glob("*.py")):
         text = path.read_text(encoding="utf-8")
-        module = ".".join((kind.package, *path.relative_to(folder).with_suffix("").parts))
         for name, head, meaning in _CLASS.findall(text):
             parts = [part.strip() for part in head.split(",")]
             bases[name] = [part.partition("[")[0].rpartition(".")[2] for part in parts]
@@ -330,7 +328,7 @@ def _built_in(kind: ComponentKind) -> dict[str, Entry]:
                 found[name] = Entry(
                     name=given[0] if given else path.stem,
                     description=meaning if given else _first_line(text),
-                    target=f"{module}:{name}",
+                    target=f"{kind.package}.{path.stem}:{name}",
                     presets=frozenset(_PRESET.findall(text)),
                 )
 

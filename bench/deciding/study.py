@@ -28,7 +28,7 @@ LINK_OPTIONS = frozenset(
     option.name for option in RunConfig.options() if option.flag and option.flag.panel in (VIRTUAL_HOSTS, MACHINES)
 )
 # Strategies whose numbers depend on the time that messages take.
-TIME_DEPENDENT = ("async_server",)
+TIME_DEPENDENT = ("async_server", "elastic")
 FILE = "study.json"
 # The kinds of components that make a method.
 METHOD_KINDS = ("compressors", "strategies", "optimizers")
@@ -176,7 +176,6 @@ class Study:
             or strategy.options.get("preset") == "post_local"
             or strategy.options.get("start_after", "0") != "0"
             or strategy.options.get("steps") == "auto"
-            or strategy.options.get("quorum", "0") != "0"
             for strategy in strategies
         )
 

@@ -19,12 +19,10 @@ from bench.core.config.run import DEFAULT_EPOCHS, DEFAULT_WORLD_SIZE, RanksConfi
 from bench.core.config.syntax import LrScaling, Partition, Straggler
 from bench.core.environment import usable_cores
 from bench.core.errors import UsageError
-from bench.core.topology import Topology
 from bench.hosts.cluster_options import cluster_from_options
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.recipes import recipe, with_batch_size
 from bench.launch.refusals import outcomes_without_torch, result_or_refusal
-from bench.strategies.placed.catalog import SHM, check_kinds, folders, read_tables
 from collectives.options import Incompatible
 
 if TYPE_CHECKING:
@@ -71,8 +69,6 @@ def check(options: RunConfig) -> RunConfig:
     parts = build_components(options)
     config = place(parts.strategy.complete(options))
     config = with_batch_size(config.choose(replicas=config.world_size))
-    if config.devices is not None:
-        check_kinds(Topology.from_dict(config.devices), *read_tables(folders()), SHM)
     train_size, test_size = parts.dataset.resolve_sizes(config.train_size, config.test_size)
     config = dataclasses.replace(config, train_size=train_size, test_size=test_size, clip_norm=config.clip_norm or None)
     _check_ranks(config)

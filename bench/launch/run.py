@@ -22,7 +22,6 @@ from bench.core.errors import Interrupted, RunFailed, UsageError
 from bench.core.files import locked
 from bench.core.rows import StoreError
 from bench.core.run_folder import RunFolder, read_json, write_json
-from bench.core.topology import Topology
 from bench.launch.jobs import torchrun
 from bench.launch.jobs.failure import (
     ProgressReader,
@@ -152,7 +151,7 @@ def _execute(
         return _failed(config, folder, started, "timeout", _silence(config, ending)), True
     if summary is None and ending.exit_code != 0:
         was_lost = not is_disk_full(folder) and all(report["lost_a_peer"] for report in reports_of(folder))
-        names = Topology.from_dict(config.devices).rank_names() if config.devices else {}
+        names = dict(enumerate(config.rank_names))
         reason = re.sub(r"\brank (\d+)\b", lambda found: names.get(int(found[1]), found[0]), explain(folder))
         return _failed(config, folder, started, "failed", reason), was_lost
     if summary is None:  # rank 0 ran on another machine

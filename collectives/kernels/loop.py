@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import importlib
+import importlib.util
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
@@ -125,11 +126,12 @@ def also_on_gpus(function: Callable[P, T]) -> Callable[P, T]:
     is imported at the first call that needs it.
     """
     package, _, module = function.__module__.rpartition(".")
+    has_twin = importlib.util.find_spec(f"{package}.triton") is not None  # the kernels for GPUs may be left out
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
         device = _device_of(args)
-        if kernels_in_use(device.type) != "triton":
+        if not has_twin or kernels_in_use(device.type) != "triton":
             return function(*args, **kwargs)
         twins = importlib.import_module(f"{package}.triton")
         if hasattr(twins, "__path__"):  # a folder with a module for each

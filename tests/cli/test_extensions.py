@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,9 @@ from bench.cli.commands import ANSWER, BUILT_IN, LOOK_AFTER, MEASURE, MODEL, _do
 from bench.core import registry
 from tests.testing.invoke import REPOSITORY, Answer, commands, execute, invoke
 from tests.testing.plugins import install_entry_points
+
+PACKAGES = ("gradwire", "bench", "compressors", "collectives")
+FIRST_PARTY = (*PACKAGES, "tests", "benchmarks")
 
 SOURCE = '''
 import json
@@ -108,24 +114,75 @@ def test_pictures_of_a_third_party_are_drawn(installed: str, tmp_path: Path) -> 
     assert "warning: left out: plot 'absent' of polite 1.0" in shown.error
 
 
-@pytest.fixture(scope="module")
-def without_some(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return copy_without("predict", "tune", copy=tmp_path_factory.mktemp("program"))
+def dependants() -> dict[str, set[str]]:
+    """Return each part that can be deleted, with all parts that must then be deleted, too, because they import it."""
+    parts = [
+        *(str(each.parent.relative_to(REPOSITORY)) for each in REPOSITORY.glob("bench/extensions/*/__init__.py")),
+        *("compressors/auto", "compressors/kernels/triton"),
+        *("collectives/payloads/codec/triton.py", "collectives/schedule/waves.py"),
+    ]
+    parts = [part for part in parts if (REPOSITORY / part).exists()]
+    imported = {
+        part: {
+            other
+            for names in imports_below(REPOSITORY / part).values()
+            for name in names
+            for other in parts
+            if is_in(name, other)
+        }
+        for part in parts
+    }
+    found = {part: {part} for part in parts}
+    for _ in parts:
+        found = {part: {other for other in parts if imported[other] & gone} | gone for part, gone in found.items()}
+    return found
 
 
-def copy_without(*extensions: str, copy: Path) -> Path:
-    """Copy the program to this folder without the folders of extensions."""
-    left_out = shutil.ignore_patterns("__pycache__", *extensions)
-    for package in ("gradwire", "bench", "compressors", "collectives"):
-        shutil.copytree(REPOSITORY / package, copy / package, ignore=left_out)
+def is_in(module: str, part: str) -> bool:
+    name = part.removesuffix(".py").replace("/", ".")
+    return module == name or module.startswith(f"{name}.")
+
+
+@functools.cache
+def imports_below(path: Path) -> dict[str, list[str]]:
+    """Return what a file, or each file in a folder, imports from this repository, by the file's path within it."""
+    return {
+        str(file.relative_to(REPOSITORY)): [
+            f"{node.module}.{alias.name}"
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in FIRST_PARTY
+            for alias in node.names
+        ]
+        for file in ([path] if path.suffix else path.rglob("*.py"))
+    }
+
+
+def tests_of(part: str) -> str:
+    return f"tests/extensions/{Path(part).name}"
+
+
+def copy_without(parts: Iterable[str], copy: Path) -> Path:
+    """Copy the program and its tests to this folder, without some parts and the tests of these; link the rest."""
+    for each in REPOSITORY.iterdir():
+        if each.name in FIRST_PARTY:
+            shutil.copytree(each, copy / each.name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif each.name != ".git":
+            (copy / each.name).symlink_to(each)
+    for part in parts:
+        if part.endswith(".py"):
+            (copy / part).unlink()
+            continue
+        shutil.rmtree(copy / part)
+        shutil.rmtree(copy / tests_of(part), ignore_errors=True)
     return copy
 
 
-def run_copy(program: Path, *arguments: str) -> Answer:
-    """Run `bench` of a copy."""
+def run_copy(program: Path, *command: str, **settings: str) -> Answer:
+    """Run a Python program in a copy."""
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "bench", *arguments],
-        env=os.environ | {"PYTHONPATH": str(program), "COLUMNS": "200"},
+        [sys.executable, *command],
+        env=os.environ | {"PYTHONPATH": str(program), "COLUMNS": "200"} | settings,
+        cwd=program,
         capture_output=True,
         text=True,
         check=False,
@@ -133,16 +190,64 @@ def run_copy(program: Path, *arguments: str) -> Answer:
     return Answer(done.returncode, done.stdout, done.stderr)
 
 
+# The figures of all pages are recomputed by benchmarks, some of which are of extensions.
+COLLECT = (
+    *("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"),
+    "--ignore=tests/unit/docs/test_figures.py",
+)
+LINT_IMPORTS = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+
+
+@pytest.mark.parametrize("part", dependants())
+def test_a_part_that_can_be_deleted_leaves_nothing_that_needs_it(part: str, tmp_path: Path) -> None:
+    gone = dependants()[part]
+    removed = tuple(path for other in gone for path in (other, tests_of(other)))
+    needed = {
+        (file, name)
+        for folder in (*PACKAGES, "tests")
+        for file, names in imports_below(REPOSITORY / folder).items()
+        for name in names
+        if not file.startswith(removed) and file != "bench/__init__.py"  # which imports for type checkers only
+    }
+    assert not [each for each in needed for other in gone if is_in(each[1], other)]
+    program = copy_without(gone, tmp_path)
+    lint = run_copy(program, "-c", LINT_IMPORTS, "--no-logo", "--no-cache")
+    assert lint.code == 0, lint.out
+    shown = run_copy(program, "-m", "bench", "list")
+    assert (shown.code, shown.error) == (0, "")
+    assert "group_topk" in shown.out
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", dependants())
+def test_without_a_part_that_can_be_deleted_the_other_tests_are_found(part: str, tmp_path: Path) -> None:
+    program = copy_without(dependants()[part], tmp_path)
+    found = run_copy(program, *COLLECT)
+    assert found.code == 0, found.out[-2000:]
+    assert run_copy(program, "-m", "ruff", "check", "--select", "F,E9", *FIRST_PARTY).code == 0
+
+
+@pytest.fixture(scope="module")
+def without_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_without(dependants(), tmp_path_factory.mktemp("program"))
+
+
 @pytest.mark.parametrize(("command", "extension"), [("predict", "predict"), ("calibrate", "predict"), ("tune", "tune")])
 def test_a_command_whose_extension_was_removed_says_how_to_get_it(
-    command: str, extension: str, without_some: Path
+    command: str, extension: str, without_all: Path
 ) -> None:
-    answer = run_copy(without_some, command, "--help")
+    answer = run_copy(without_all, "-m", "bench", command, "--help")
     assert answer.code == 2
     assert answer.error.startswith(
         f"bench: bench {command} comes with the extension bench.extensions.{extension}, which is missing here"
     )
     assert answer.error.count("\n") == 1
+
+
+def test_a_strategy_whose_extension_was_removed_says_how_to_get_it(without_all: Path) -> None:
+    answer = run_copy(without_all, "-m", "bench", "run", "--strategy", "elastic:quorum=2")
+    assert answer.code == 2
+    assert answer.error.startswith("bench: strategy 'elastic' is an extension that is not installed here; install")
 
 
 @pytest.mark.parametrize(
@@ -155,11 +260,16 @@ def test_a_command_whose_extension_was_removed_says_how_to_get_it(
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_everything_else_works_without_them(arguments: tuple[str, ...], shown: str, without_some: Path) -> None:
-    answer = run_copy(without_some, *arguments)
+def test_everything_else_works_without_them(arguments: tuple[str, ...], shown: str, without_all: Path) -> None:
+    answer = run_copy(without_all, "-m", "bench", *arguments)
     assert (answer.code, answer.error) == (0, "")
     assert shown in answer.out
     assert "predicted" not in answer.out
+
+
+def test_all_parts_that_can_be_deleted_may_be_deleted_together(without_all: Path) -> None:
+    found = run_copy(without_all, *COLLECT)
+    assert found.code == 0, found.out[-2000:]
 
 
 def test_an_installation_that_never_heard_of_an_extension_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:

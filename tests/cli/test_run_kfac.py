@@ -74,8 +74,8 @@ def test_without_factors_their_columns_are_empty(tmp_path: Path) -> None:
     [
         (["--optimizer", "kfac:transfer=cholesky"], "add collective=ring to it"),
         (["--optimizer", "kfac:inner=kfac"], "kfac: inner=kfac is not possible"),
-        (["--optimizer", "kfac", "--strategy", "async_server"], "kfac sends data of its own between all ranks"),
-        (["--optimizer", MOMENTS, "--strategy", "async_server"], "kfac sends data of its own between all ranks"),
+        (["--optimizer", "kfac", "--strategy", "local"], "kfac sends data of its own between all ranks"),
+        (["--optimizer", MOMENTS, "--strategy", "local"], "kfac sends data of its own between all ranks"),
         (["--optimizer", MOMENTS, "--accumulate", "2"], "kfac takes its factors from one batch's forward and backward"),
         (
             ["--optimizer", MOMENTS, "--bucket-mb", "1"],

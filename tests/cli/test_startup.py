@@ -149,7 +149,7 @@ def test_a_wrong_component_is_refused_without_torch(tmp_path: Path, monkeypatch:
         "run --optimizer sgd:nesterov=true,momentum=0": "nesterov=true needs momentum above 0",
         "run --model resnet19": "there is no model 'resnet19'",
         "run --dataset synthetic:train_size=0": "train_size=0 is not possible",
-        "run --strategy async_server --compressor powersgd": "use --strategy ddp or another compressor",
+        "run --strategy local --compressor torch_powersgd": "exchanges parameters; use another compressor",
         "run --batch-size 5000": "is larger than a rank's shard",
         "sweep wrong.toml": "collective = native: topk sends Sparse payloads",
     }, tmp_path)  # fmt: skip

@@ -20,7 +20,6 @@ from collectives.recoding import EVERY_RANK
 from collectives.schedule import execution
 from collectives.schedule.execution import PackedPieces
 from collectives.schedule.rounds import LayerStretch, Layout, Piece, ReceiveEffect, Round, leaves
-from collectives.serial import error_bound
 from collectives.server import Server
 from collectives.transport.base import Pending, Receive, Send, wait_all
 from gradwire.exchange.reducer import keep_in
@@ -28,6 +27,8 @@ from tests.testing.collectives import COLLECTIVES, Result, check, clone, key_of,
 from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
 from tests.testing.payloads import make
 from tests.testing.thinned import checkered
+
+error_bound = pytest.importorskip("bench.extensions.microbenchmarks.serial").error_bound
 
 KINDS = (
     *("dense", "sparse", "group_sparse", "row_sparse", "seeded", "sparse_codes", "sparse_codes-sigma"),

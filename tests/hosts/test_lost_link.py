@@ -135,7 +135,7 @@ def test_with_a_quorum_the_others_go_on_and_the_rank_returns_when_its_link_does(
         num_hosts=3,
         timeout_s=10.0,
         ends_if=has_returned,
-        strategy="local:steps=5,quorum=2,deadline=1",
+        strategy="elastic:steps=5,quorum=2,deadline=1",
         collective="ring",
     )
     comes_back.join()

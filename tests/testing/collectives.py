@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 
 from collectives import options
@@ -13,8 +14,8 @@ from collectives.options import incompatibility
 from collectives.payloads import Bundle
 from collectives.payloads.base import Payload
 from collectives.schedule.rounds import leaves
-from collectives.serial import serial_sum
 
+serial_sum = pytest.importorskip("bench.extensions.microbenchmarks.serial").serial_sum
 TEXTS = [
     *options.component_names("collectives", Collective),
     "tree:segment_bytes=4000",

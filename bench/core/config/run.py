@@ -384,7 +384,12 @@ class RunConfig(RanksConfig):
         Doc("mini-batches per step: the number of ranks, or of copies of the network that the devices hold"),
         Recorded(identity=False),
     ] = NOT_GIVEN
-    devices: Annotated[dict[str, Any] | None, Doc("the devices, a `Topology` as a dict"), NOT_RECORDED] = None
+    strategy_input: Annotated[
+        dict[str, Any], Doc("what the strategy read from a file that one of its options names"), NOT_RECORDED
+    ] = dataclasses.field(default_factory=dict)
+    rank_names: Annotated[
+        tuple[str, ...], Doc("what messages call each rank; empty: rank 0, rank 1 and so on"), NOT_RECORDED
+    ] = ()
     track: Annotated[
         Literal["none", "tensorboard", "mlflow"],
         Doc("also log every row to a local tracker: none, tensorboard or mlflow"),
@@ -402,7 +407,7 @@ class RunConfig(RanksConfig):
 
     def identity(self) -> dict[str, Any]:
         """Return the values that identify the experiment, by option name; components as specs with every option."""
-        return super().identity() | self.filled | {"devices": self.devices}
+        return super().identity() | self.filled | {"strategy_input": self.strategy_input}
 
     @property
     def has_target(self) -> bool:

@@ -24,6 +24,7 @@ from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.core.units import format_bytes, parse_sizes
 from bench.extensions.microbenchmarks.options import BYTES_PER_ELEMENT, CollectivesConfig, interleave
+from bench.extensions.microbenchmarks.serial import error_bound, serial_sum
 from bench.train.overlap import mean_overlap, support
 from bench.train.rank import (
     device_time,
@@ -38,7 +39,6 @@ from collectives.base import Collective
 from collectives.direct import on_links
 from collectives.options import OptionError
 from collectives.payloads import Dense, Payload, PayloadError, unpack
-from collectives.serial import error_bound, serial_sum
 from collectives.transport.base import Ledger, Traffic, Transport, TransportError
 from collectives.transport.process_group import gather_bytes
 from collectives.transport.sockets import open_transport

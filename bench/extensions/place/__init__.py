@@ -1,1 +1,1 @@
-"""Model of a training step whose layers are placed on devices of several kinds: `bench place`."""
+"""Layers placed on devices of several kinds: the strategy `placed`, and `bench place`, which predicts its step."""

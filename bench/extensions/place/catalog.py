@@ -1,8 +1,12 @@
-"""Figures of links and devices by name, from catalogue files, and the measurement of shared memory on this machine."""
+"""The catalogue: figures of kinds of links and devices, from TOML files in `catalog/` and in a user's folder.
+
+The figures of shared memory are measured on this machine.
+"""
 
 import dataclasses
 import mmap
 import multiprocessing
+import os
 import statistics
 import tempfile
 import time
@@ -13,14 +17,30 @@ from typing import Any, Literal, Self, cast, get_args
 import numpy as np
 
 from bench.core import processes
-from bench.core.errors import RunFailed, UsageError
-from bench.core.files import refuse_unknown, text
+from bench.core.errors import RunFailed, UsageError, check_usage
+from bench.core.files import read_toml, refuse_unknown, text
 from bench.core.processes import die_with_parent
-from bench.strategies.placed.catalog import read_tables
+from bench.extensions.place.topology import Topology
+from collectives.options import did_you_mean
 from collectives.transport.mapped_memory import SpinThenSleep
 
 Figures = Literal["nominal", "measured"]
 LARGEST = 1e9  # largest allowed figure; no real device or link reaches it
+SHIPPED = Path(__file__).with_name("catalog")
+# The link whose figures are measured on this machine.
+SHM = "shm"
+
+
+def folders(own: Path | None = None) -> list[Path]:
+    """Return the folders with catalogue files: this package's, the user's (which may not exist), and `own` if given.
+
+    Raises:
+        UsageError: `own` contains no TOML file.
+    """
+    if own is not None and not any(own.glob("*.toml")):
+        raise UsageError(f"--catalog {own} is no folder with .toml files; give a folder with links or devices")
+    users = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "gradwire" / "catalog"
+    return [SHIPPED, users, *([own] if own else [])]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,12 +102,44 @@ class Catalog:
         """Return the entries of every TOML file in the folders; a later entry replaces one of the same name.
 
         Raises:
-            UsageError: a file is not valid; the message names the file and the entry.
+            UsageError: a file is not valid, or contains anything but tables [link.NAME] and [device.NAME]; the message
+                names the file and the entry.
         """
-        links, devices = read_tables(folders)
-        return cls(
-            links={name: _link(*found) for name, found in links.items()},
-            devices={name: _device(*found) for name, found in devices.items()},
+        links: dict[str, LinkKind] = {}
+        devices: dict[str, DeviceKind] = {}
+        for path in (path for folder in folders for path in sorted(folder.glob("*.toml"))):
+            content = read_toml(path, "catalogue file")
+            refuse_unknown(content, ("link", "device"), where=str(path))
+            for what, found in content.items():
+                if not (isinstance(found, dict) and all(isinstance(each, dict) for each in found.values())):
+                    raise UsageError(f"{path}: write each {what} as its own table under a heading like [{what}.name]")
+            of_links, of_devices = content.get("link", {}), content.get("device", {})
+            links |= {name: _link(each, f"{path}, link {name}") for name, each in of_links.items()}
+            devices |= {name: _device(each, f"{path}, device {name}") for name, each in of_devices.items()}
+        return cls(links=links, devices=devices)
+
+    def check(self, topology: Topology, *measured: str) -> None:
+        """Check that the catalogue has every kind of device and link that a topology names.
+
+        Args:
+            topology: the hosts, devices and links.
+            measured: kinds of links that the catalogue may lack, because their figures are measured on this machine.
+
+        Raises:
+            UsageError: the catalogue lacks a kind.
+        """
+        links = [link.kind for link in (topology.links + topology.bridges) if link.kind not in measured]
+        devices = [*(host.kind for host in topology.hosts), *(device.kind for device in topology.devices)]
+        check_usage(
+            *(
+                (
+                    name not in known,
+                    f"the catalogue has no {what} '{name}'{did_you_mean(name, known)}; known are {', '.join(known)}, "
+                    "and `bench place --help` says how to add your own",
+                )
+                for what, names, known in (("link", links, self.links), ("device", devices, self.devices))
+                for name in names
+            )
         )
 
 

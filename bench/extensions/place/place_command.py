@@ -8,7 +8,7 @@ import typer
 
 from bench.cli.commands import MODEL, Command
 from bench.cli.options import complete
-from bench.core.topology import Topology
+from bench.extensions.place.topology import Topology
 
 MOST = 2**20
 EXAMPLES = """[bold]Examples[/bold]
@@ -67,8 +67,7 @@ def place(
 ) -> None:
     """Model a training step with layers placed by type on the devices of a file, over its links and other kinds."""
     topology = Topology.read(devices)
-    from bench.extensions.place.catalog import Catalog, measured_link
-    from bench.strategies.placed.catalog import SHM, folders
+    from bench.extensions.place.catalog import SHM, Catalog, folders, measured_link
 
     figures = Catalog.read(folders(catalog))
     from bench.extensions.place.placements import PlacementComparison, print_costs

@@ -13,12 +13,11 @@ from rich.table import Table
 from torch import fx
 
 from bench.cli.console import plain_table, print_json, stdout_console
-from bench.core.topology import Topology
 from bench.core.units import format_bytes, format_seconds
+from bench.extensions.place.assignment import ActivationPolicy, assign
 from bench.extensions.place.catalog import Catalog
-from bench.extensions.place.step import CatalogTimes, Operation, Task, directions, end_times, step_tasks
-from bench.strategies.placed.assignment import ActivationPolicy, assign
-from bench.strategies.placed.catalog import check_kinds
+from bench.extensions.place.step import CatalogTimes, DeviceJob, Operation, directions, end_times, step_tasks
+from bench.extensions.place.topology import Topology
 
 BY_TYPE = "by type"
 MATRIX_AND_CONVOLUTION = "matrix and convolution only"
@@ -93,7 +92,7 @@ class Cost:
     transfer_share: float
 
     @classmethod
-    def of(cls, tasks: Sequence[Task], placement: Placement, topology: Topology) -> Self:
+    def of(cls, tasks: Sequence[DeviceJob], placement: Placement, topology: Topology) -> Self:
         """Return the cost of a step that consists of these tasks.
 
         Args:
@@ -220,7 +219,7 @@ class PlacementComparison:
                 links=tuple(dataclasses.replace(own, kind=link) for own in topology.links),
                 bridges=tuple(dataclasses.replace(own, kind=link) for own in topology.bridges),
             )
-        check_kinds(topology, catalog.links, catalog.devices)
+        catalog.check(topology)
         times, costs = CatalogTimes(catalog), {}
         for title, placement in self._placements.items():
             tasks = step_tasks(self._operations, placement, topology, times, batch_size=self._batch_size)

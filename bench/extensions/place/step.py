@@ -27,11 +27,11 @@ from typing_extensions import override
 
 from bench.core import spec
 from bench.core.errors import UsageError
-from bench.core.topology import Device, Link, Topology
 from bench.datasets.base import IMAGE_SIZE
+from bench.extensions.place.assignment import Work, parameters_of, trace, work_of
 from bench.extensions.place.catalog import Catalog
+from bench.extensions.place.topology import Device, Link, Topology
 from bench.models.base import Model, try_forward
-from bench.strategies.placed.assignment import Work, parameters_of, trace, work_of
 from collectives.options import Incompatible
 
 
@@ -205,11 +205,11 @@ class CatalogTimes:
         return sum(kind.latency_s for kind in kinds) + nbytes / min(kind.bytes_per_s for kind in kinds)
 
 
-TaskPurpose = Literal["compute", "batch", "values", "sum"]
+JobPurpose = Literal["compute", "batch", "values", "sum"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Task:
+class DeviceJob:
     """One operation on a device, or one transfer over the links of a route.
 
     Attributes:
@@ -226,11 +226,11 @@ class Task:
     seconds: float
     uses: tuple[str, ...]
     after: tuple[str, ...] = ()
-    purpose: TaskPurpose = "compute"
+    purpose: JobPurpose = "compute"
     nbytes: int = 0
 
 
-def end_times(tasks: Sequence[Task]) -> dict[str, float]:
+def end_times(tasks: Sequence[DeviceJob]) -> dict[str, float]:
     """Return the end of each task in seconds from the start of the step, by name."""
     ends: dict[str, float] = {}
     free_at: dict[str, float] = {}
@@ -254,7 +254,7 @@ def step_tasks(
     times: CatalogTimes,
     *,
     batch_size: int,
-) -> list[Task]:
+) -> list[DeviceJob]:
     """Return the tasks of one training step, in the order in which devices and links work through them.
 
     Args:
@@ -289,7 +289,7 @@ class _Step:
         topology: Topology,
         times: CatalogTimes,
     ) -> None:
-        self.tasks: list[Task] = []
+        self.tasks: list[DeviceJob] = []
         self._operations, self._device_of, self._topology, self._times = operations, device_of, topology, times
         self._devices = {device.name: device for device in topology.devices}
         self._readers: dict[str, list[Operation]] = {operation.name: [] for operation in operations}
@@ -321,7 +321,7 @@ class _Step:
                 if operation.is_input:
                     after.append(f"{pool} batch {operation.name}")
                 forward_s = self._times.forward(operation, self._devices[here])
-                self.tasks.append(Task(name=name, seconds=forward_s, uses=(here,), after=tuple(after)))
+                self.tasks.append(DeviceJob(name=name, seconds=forward_s, uses=(here,), after=tuple(after)))
                 for there in dict.fromkeys(device_of[reader.name] for reader in self._readers[operation.name]):
                     if there != here:
                         self._transfer(f"{name} to {there}", here, there, operation.value_nbytes, (name,), "values")
@@ -341,7 +341,7 @@ class _Step:
             if not readers:  # the last operation: its gradient comes from the loss
                 after += [f"{pool} forward {operation.name}", f"{pool} batch labels"]
             backward_s = self._times.backward(operation, self._devices[here])
-            self.tasks.append(Task(name=name, seconds=backward_s, uses=(here,), after=tuple(after)))
+            self.tasks.append(DeviceJob(name=name, seconds=backward_s, uses=(here,), after=tuple(after)))
             if operation.parameters:
                 self._gradients_done[here].append(name)
 
@@ -370,7 +370,7 @@ class _Step:
         for owners, parameters in self._replicas():
             for owner in owners:
                 self.tasks.append(
-                    Task(
+                    DeviceJob(
                         name=f"update {owner}",
                         seconds=self._times.update(parameters, self._devices[owner]),
                         uses=(owner,),
@@ -388,11 +388,11 @@ class _Step:
         return [(owners, list(parameters.values())) for owners, parameters in held.items()]
 
     def _transfer(
-        self, name: str, source: str, to: str, nbytes: int, after: Iterable[str], purpose: TaskPurpose
+        self, name: str, source: str, to: str, nbytes: int, after: Iterable[str], purpose: JobPurpose
     ) -> None:
         route = self._topology.route(source, to)
         self.tasks.append(
-            Task(
+            DeviceJob(
                 name=name,
                 seconds=self._times.transfer(route, nbytes),
                 uses=tuple(directions(route, source)),

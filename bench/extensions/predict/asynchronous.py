@@ -1,6 +1,6 @@
 """Predict steps in which ranks push to a server and do not wait for each other, by event-by-event simulation.
 
-The simulation follows `bench/strategies/async_server.py`. A rank's exchange thread encodes each bucket when
+The simulation follows `bench/extensions/async_server/strategy.py`. A rank's exchange thread encodes each bucket when
 backward hands it over, pushes it, and after the last one waits for the parameters of the next step. The server receives
 messages, applies pushes and answers, one action after the other. The rules by which ranks wait are not modelled: the
 server class of `--strategy async_server` itself applies them, here with empty parameters.
@@ -25,12 +25,12 @@ import numpy as np
 import simpy
 import torch
 
+from bench.extensions.async_server.server import CONTROL_BYTES, ClockEnd, Push
+from bench.extensions.async_server.strategy import AsyncServer
 from bench.extensions.predict.calibration import Calibration
 from bench.extensions.predict.contention import Computing, FairShareQueue, Job, Star
 from bench.extensions.predict.links import Floats
 from bench.extensions.predict.prediction import Prediction
-from bench.strategies.async_server import AsyncServer
-from collectives.parameter_server import CONTROL_BYTES, ClockEnd, Push
 from collectives.payloads.base import HEADER_BYTES
 
 # Number of steps per rank at the beginning that do not count.

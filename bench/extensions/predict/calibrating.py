@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from bench.core import environment, processes, spec
 from bench.core.config.run import RanksConfig, RunConfig
 from bench.core.environment import usable_cores
-from bench.core.errors import Interrupted, RunFailed, UsageError
+from bench.core.errors import Interrupted, RunFailed, UsageError, check_usage
 from bench.core.files import check_writable
 from bench.core.run_folder import read_json, write_json
 from bench.core.units import parse_duration
@@ -89,18 +89,18 @@ def check(options: CalibrateConfig) -> RunConfig:
     Raises:
         UsageError: an option is unknown, or names a device, optimizer or compressor that cannot be measured.
     """
-    if options.device == "cuda":
-        raise UsageError("GPUs cannot be calibrated; use --device cpu")
     optimizer = cast("Optimizer", spec.build("optimizers", options.optimizer))
-    if optimizer.exchanges:
-        raise UsageError(
-            f"{optimizer.component_name} exchanges data itself, which predictions do not cover; use another optimizer"
-        )
+    check_usage(
+        (options.device == "cuda", "GPUs cannot be calibrated; use --device cpu"),
+        (
+            optimizer.exchanges,
+            f"{optimizer.component_name} exchanges data itself, which predictions do not cover; use another optimizer",
+        ),
+    )
     given = {name: getattr(options, name) for name in _OF_A_RUN}
     run = check_run(RunConfig(**given, world_size=1, device="cpu", steps=1))
-    for text in spec.split_list(options.compressors):
-        if reason := cannot_be_calibrated(cast("Compressor", spec.build("compressors", text))):
-            raise UsageError(reason)
+    compressors = [cast("Compressor", spec.build("compressors", text)) for text in spec.split_list(options.compressors)]
+    check_usage(*((True, reason) for reason in map(cannot_be_calibrated, compressors) if reason))
     return run
 
 

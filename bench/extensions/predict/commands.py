@@ -15,7 +15,7 @@ import typer
 from bench.cli.commands import MODEL, Command
 from bench.cli.options import AsJson, takes
 from bench.core.config.run import OUTPUT
-from bench.core.errors import UsageError
+from bench.core.errors import UsageError, check_usage
 from bench.core.files import check_writable
 from bench.extensions.predict.options import TABLE, VALIDATION, WHAT, CalibrateConfig, PredictConfig
 
@@ -182,33 +182,50 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict the time, exposed time and bytes of a training step, and whether compression beats dense bf16."""
-    if validate is not None and (sweep is not None or steps_from or from_profile or options != PredictConfig()):
-        raise UsageError(
+    default, one = PredictConfig(), "--steps-from" if steps_from else "--losses" if options.losses else ""
+    of_model = ("model", "dataset", "batch_size", "step_time", "shared_cores", "strategy")
+    check_usage(
+        (
+            validate is not None
+            and (sweep is not None or bool(steps_from) or from_profile is not None or options != default),
             f"--validate {validate} predicts the configurations of that file or folder; leave out all other options "
-            "that say what to predict"
-        )
-    if sweep is not None and (options.bandwidth or options.uplink or options.downlink or options.network):
-        raise UsageError(
-            "--sweep sets the rate of all links; leave out --bandwidth, --uplink, --downlink and --network"
-        )
-    if steps_from or options.losses:
-        one = "--steps-from" if steps_from else "--losses"
-        if sweep is not None:
-            raise UsageError(f"{one} needs a single prediction; leave out --sweep")
-        if not options.compressor:
-            raise UsageError(f"{one} needs a single compressor; name it with --compressor")
-    if validate is None and (table is not None or runs != RUNS):
-        raise UsageError(f"--{'runs' if table is None else 'table'} has a meaning only with --validate; leave it out")
-    if validate is not None and validate.is_dir() and runs != RUNS:
-        raise UsageError(f"{validate} holds the runs; leave out --runs, or give a sweep file")
-
+            "that say what to predict",
+        ),
+        (
+            sweep is not None and any((options.bandwidth, options.uplink, options.downlink, options.network)),
+            "--sweep sets the rate of all links; leave out --bandwidth, --uplink, --downlink and --network",
+        ),
+        (one != "" and sweep is not None, f"{one} needs a single prediction; leave out --sweep"),
+        (one != "" and not options.compressor, f"{one} needs a single compressor; name it with --compressor"),
+        (
+            validate is None and (table is not None or runs != RUNS),
+            f"--{'runs' if table is None else 'table'} has a meaning only with --validate; leave it out",
+        ),
+        (
+            validate is not None and validate.is_dir() and runs != RUNS,
+            f"{validate} holds the runs; leave out --runs, or give a sweep file",
+        ),
+        *(
+            (
+                from_profile is not None and is_given,
+                f"--from-profile predicts the steps of your own script; leave out {name}",
+            )
+            for name, is_given in (
+                ("--calibration", calibration is not None),
+                ("--steps-from", bool(steps_from)),
+                *(
+                    (f"--{name.replace('_', '-')}", getattr(options, name) != getattr(default, name))
+                    for name in of_model
+                ),
+            )
+        ),
+    )
     if from_profile is None:
         known = _known(options, calibration)
-    elif calibration is not None or steps_from:
-        other = "--calibration" if calibration is not None else "--steps-from"
-        raise UsageError(f"--from-profile predicts the steps of your own script; leave out {other}")
     else:
-        known = _profile(options, from_profile)
+        from bench.extensions.predict.script_profile import Profile
+
+        known = Profile.read(from_profile)
     calibration = calibration or CALIBRATION
     if validate is None and options.compressor and "," not in (sweep or ""):
         from bench.launch.refusals import without_torch
@@ -271,23 +288,6 @@ def _known(options: PredictConfig, path: Path | None) -> Calibration:
                 f"`bench calibrate {flags} --out other.json`, or give --step-time 120ms for a rough estimate"
             )
     return known
-
-
-def _profile(options: PredictConfig, path: Path) -> Calibration:
-    """Return the profile from a file.
-
-    Raises:
-        UsageError: the file is not a profile, or an option has no meaning for profiles.
-    """
-    default = PredictConfig()
-    for name in ("model", "dataset", "batch_size", "step_time", "shared_cores", "strategy"):
-        if getattr(options, name) != getattr(default, name):
-            raise UsageError(
-                f"--from-profile predicts the steps of your own script; leave out --{name.replace('_', '-')}"
-            )
-    from bench.extensions.predict.script_profile import Profile
-
-    return Profile.read(path)
 
 
 def _check(options: PredictConfig, known: Calibration) -> None:

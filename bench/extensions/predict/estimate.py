@@ -8,7 +8,7 @@ from typing import ClassVar, cast
 import torch
 
 from bench.core import environment, spec
-from bench.core.errors import UsageError
+from bench.core.errors import UsageError, check_usage
 from bench.core.units import format_seconds, parse_duration
 from bench.datasets.base import Dataset
 from bench.extensions.predict.calibrating import cannot_be_calibrated
@@ -153,13 +153,15 @@ def _encoded(compressor: Compressor, buckets: Sequence[Sequence[Layer]]) -> tupl
     Raises:
         UsageError: the time that the compressor takes to encode is not known.
     """
-    if reason := cannot_be_calibrated(compressor):
-        raise UsageError(reason)
-    if compressor.component_name not in ENCODE_NS:
-        raise UsageError(
-            f"the time that {compressor.component_name} takes to encode is not known and cannot be estimated; measure "
-            "it with bench calibrate"
-        )
+    reason, name = cannot_be_calibrated(compressor), compressor.component_name
+    check_usage(
+        (reason is not None, reason or ""),
+        (
+            name not in ENCODE_NS,
+            f"the time that {name} takes to encode is not known and cannot be estimated; measure it with bench "
+            "calibrate",
+        ),
+    )
     reducer, random = reducer_for(compressor), torch.Generator().manual_seed(1)
     step = Step(index=LATE, epoch=0, rank=0, world_size=1, seed=1, warmup=False)
     found = []
@@ -184,6 +186,6 @@ def _encoded(compressor: Compressor, buckets: Sequence[Sequence[Layer]]) -> tupl
 
         reducer.reduce(Bucket(layers=list(layers), gradients=gradients, step=step), travel, SingleRank())
         numel = sum(layer.numel for layer in layers)
-        encode_s = 1e-9 * BEHIND_COMPUTE * ENCODE_NS[compressor.component_name] * numel / len(offers)
+        encode_s = 1e-9 * BEHIND_COMPUTE * ENCODE_NS[name] * numel / len(offers)
         found.append(EncodedBucket(work_s=(*[encode_s] * len(offers), 1e-9 * DECODE_NS * numel), offers=tuple(offers)))
     return tuple(found)

@@ -21,7 +21,7 @@ the mean over the whole trace (`replay`).
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -174,15 +174,15 @@ def predict(
     slowest_s = float((ends - starts).max())
     carried_s = job.links.carry_byte_s * step.sent_over_links
     shared_s = 0.0 if job.shared_cores is None else float((cpu_s + carried_s).sum()) / job.shared_cores
-    times = StepDuration(slowest_s, float(exposed.mean()) + max(0.0, shared_s - slowest_s))
+    exposed_s = float(exposed.mean()) + max(0.0, shared_s - slowest_s)
+    times: dict[str, Any] = {"step_time_s": slowest_s, "exposed_s": exposed_s}
     if period_s := job.links.period_s:
         most_steps = int(np.clip(MOST_MESSAGES / float(step.messages.sum()), LEAST_STEPS, MOST_STEPS))
         times = replay(step.run, ends, period_s=period_s, at_least_s=shared_s, most_steps=most_steps)
     alone_s = float((step.computed_s + computing.factor * calibration.update_s).max())
-    nbytes, step_time_s = float(step.sent.mean()), max(times.step_time_s, shared_s)
+    bound_by = step.bound_by(times["step_time_s"], alone_s=alone_s, shared_s=shared_s)
+    nbytes, step_time_s = float(step.sent.mean()), max(times["step_time_s"], shared_s)
     return Prediction(
-        step_time_s=step_time_s,
-        exposed_s=times.exposed_s,
         encode_s=float(computing.factor.mean()) * sum(sum(bucket.work_s) for bucket in job.encoded),
         cpu_s_per_step=float(cpu_s.mean()),
         samples_per_s=n * calibration.batch_size / step_time_s,
@@ -191,10 +191,8 @@ def predict(
         messages_per_step=float(step.messages.mean()),
         dense_bytes_per_step=dense,
         compression_ratio=2 * (n - 1) / n * dense / nbytes if nbytes else None,
-        bound_by=step.bound_by(times.step_time_s, alone_s=alone_s, shared_s=shared_s),
-        step_time_p95_s=times.step_time_p95_s,
-        slowest_window=times.slowest,
-        fastest_window=times.fastest,
+        bound_by=bound_by,
+        **(times | {"step_time_s": step_time_s}),
     )
 
 
@@ -371,16 +369,6 @@ MOST_MESSAGES = 2_000_000
 TENTHS = 10
 
 
-class StepDuration(NamedTuple):
-    """Times of a step, or means over all steps if rates change over time; the fields are those of `Prediction`."""
-
-    step_time_s: float
-    exposed_s: float
-    step_time_p95_s: float | None = None
-    slowest: Window | None = None
-    fastest: Window | None = None
-
-
 def replay(
     run_step: Callable[[Floats], tuple[Floats, Floats]],
     starts: Floats,
@@ -388,8 +376,10 @@ def replay(
     period_s: float,
     at_least_s: float,
     most_steps: int,
-) -> StepDuration:
-    """Simulate steps from the start of a bandwidth trace through whole periods; return their mean times.
+) -> dict[str, Any]:
+    """Simulate steps from the start of a bandwidth trace through whole periods.
+
+    Return the fields of `Prediction` that are then means over all steps, and those that only a trace has.
 
     A period is divided into equal shares. A simulated step that is shorter than a share stands for all steps that would
     be made in one share, and the next simulated step begins a share later. So a trace of an hour does not need ten
@@ -432,10 +422,10 @@ def replay(
     weights = np.diff(made)
     order = np.argsort(seconds)
     shares = np.cumsum(weights[order]) / weights.sum()
-    return StepDuration(
-        step_time_s=rounds * period_s / float(np.interp(until, moments, made)),
-        exposed_s=float(np.average(exposed, weights=weights)),
-        step_time_p95_s=float(seconds[order[np.searchsorted(shares, 0.95)]]),
-        slowest=max(windows, key=lambda window: window.step_time_s, default=None),
-        fastest=min(windows, key=lambda window: window.step_time_s, default=None),
-    )
+    return {
+        "step_time_s": rounds * period_s / float(np.interp(until, moments, made)),
+        "exposed_s": float(np.average(exposed, weights=weights)),
+        "step_time_p95_s": float(seconds[order[np.searchsorted(shares, 0.95)]]),
+        "slowest_window": max(windows, key=lambda window: window.step_time_s, default=None),
+        "fastest_window": min(windows, key=lambda window: window.step_time_s, default=None),
+    }

@@ -8,14 +8,14 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from rich.markup import escape
 
 from bench.cli.console import plain_table, print_json, stdout_console
 from bench.core import registry, spec
-from bench.core.errors import UsageError
+from bench.core.errors import UsageError, check_usage
 from bench.core.units import format_bytes, format_rate, format_seconds, parse_rate
 from bench.extensions.predict.calibration import Calibration
 from bench.extensions.predict.options import PredictConfig
@@ -33,7 +33,7 @@ from bench.extensions.predict.request import (
 )
 from bench.extensions.predict.script_profile import Profile
 from bench.extensions.predict.validation import NOT_CHECKED, latency_note, notes, outside, range_notes
-from bench.strategies.local.local import Local
+from bench.strategies.local import Local
 from collectives.base import Collective
 from collectives.options import incompatibility
 from compressors.base import Compressor
@@ -338,29 +338,14 @@ def _verdict(checked: PredictionRequest, curve: Curve) -> list[str]:
     return [f"{it} {', and '.join(stretches[0 if curve.pays[0] else 1 :: 2])}"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Regime:
-    """The fastest compressor and collective at one link rate and number of ranks, compared with dense 16-bit gradients.
-
-    Attributes:
-        bandwidth_bps: the rate of all links in bits per second.
-        dense_step_time_s: seconds of a step with dense 16-bit gradients on their fastest collective.
-        outside: reason why the request is outside the range that was checked against real runs; None if it is inside.
-        speedup: dense_step_time_s / step_time_s.
-    """
-
-    bandwidth_bps: float
-    world_size: int
-    compressor: str
-    collective: str
-    step_time_s: float
-    dense_step_time_s: float
-    outside: str | None
-    speedup: float
-
-
-def regimes(calibration: Calibration, jobs: Sequence[PredictionRequest], rates_bps: Sequence[float]) -> list[Regime]:
+def regimes(
+    calibration: Calibration, jobs: Sequence[PredictionRequest], rates_bps: Sequence[float]
+) -> list[dict[str, Any]]:
     """Return the fastest calibrated compressor and its fastest collective, for every job and every link rate.
+
+    Each is a dict with the rate of all links (`bandwidth_bps`), `world_size`, `compressor`, `collective`,
+    `step_time_s`, that of dense 16-bit gradients on their fastest collective (`dense_step_time_s`), their ratio
+    (`speedup`), and `outside`: why the request is outside the range that was checked against real runs, or None.
 
     Args:
         calibration: the calibration from which steps are predicted.
@@ -380,16 +365,16 @@ def regimes(calibration: Calibration, jobs: Sequence[PredictionRequest], rates_b
             best = min(times_s, key=times_s.__getitem__)  # the first of equals, which is dense
             dense_s = min(times_s[pair] for pair in dense)
             found.append(
-                Regime(
-                    bandwidth_bps=rate,
-                    world_size=job.world_size,
-                    compressor=best.compressor,
-                    collective=best.collective,
-                    step_time_s=times_s[best],
-                    dense_step_time_s=dense_s,
-                    outside=outside(calibration, best.at_rate(rate)),
-                    speedup=dense_s / times_s[best],
-                )
+                {
+                    "bandwidth_bps": rate,
+                    "world_size": job.world_size,
+                    "compressor": best.compressor,
+                    "collective": best.collective,
+                    "step_time_s": times_s[best],
+                    "dense_step_time_s": dense_s,
+                    "outside": outside(calibration, best.at_rate(rate)),
+                    "speedup": dense_s / times_s[best],
+                }
             )
     return found
 
@@ -413,8 +398,6 @@ def predict_map(known: Calibration, options: PredictConfig, text: str, *, as_jso
     """Print the fastest compressor and collective at each link rate and each number of ranks that `text` names."""
     rates_text, comma, sizes_text = text.partition(",")
     variable, _, sizes = sizes_text.partition("=")
-    if comma and variable.strip() != "world_size":
-        raise UsageError(f"--sweep '{text}' is not possible; write it like bandwidth=1mbit..10gbit,world_size=2..64")
     set_by_map = (
         "compressor", "collective", "strategy", "straggler", "world_size", "hosts", "ranks_per_host", "cluster_file",
     )  # fmt: skip
@@ -423,21 +406,27 @@ def predict_map(known: Calibration, options: PredictConfig, text: str, *, as_jso
         for option in PredictConfig.options()
         if option.name in set_by_map and getattr(options, option.name) != option.default
     ]
-    if comma and given:
-        raise UsageError(
+    check_usage(
+        (
+            comma != "" and variable.strip() != "world_size",
+            f"--sweep '{text}' is not possible; write it like bandwidth=1mbit..10gbit,world_size=2..64",
+        ),
+        (
+            comma != "" and bool(given),
             "a map over rates and ranks tries all compressors and collectives on equal hosts with one rank each; leave "
-            f"out {', '.join(given)}"
-        )
-    if options.collective:
-        raise UsageError(
-            f"--sweep tries all collectives; name a --compressor, or leave out --collective {options.collective}"
-        )
+            f"out {', '.join(given)}",
+        ),
+        (
+            bool(options.collective),
+            f"--sweep tries all collectives; name a --compressor, or leave out --collective {options.collective}",
+        ),
+    )
     checked = check(dataclasses.replace(options, compressor=BASELINE), known)
     jobs = [checked]
     if comma:
         jobs = [dataclasses.replace(checked, hosts=checked.hosts[:1] * size) for size in parse_world_sizes(sizes)]
     found = regimes(known, jobs, parse_sweep(rates_text, per_decade=MAP_POINTS_PER_DECADE))
-    beyond = sum(each.outside is not None for each in found)
+    beyond = sum(each["outside"] is not None for each in found)
     said = [*notes(known, checked, range_too=False), *latency_note(options, checked)]
     if beyond:
         said.append(f"{NOT_CHECKED}: {beyond} of {len(found)} cells; bench predict --validate does that")
@@ -445,15 +434,15 @@ def predict_map(known: Calibration, options: PredictConfig, text: str, *, as_jso
         print_json(
             {
                 **columns(checked, known, without=(*SWEPT, "compressor", "collective", "world_size", "hosts")),
-                "regimes": list(map(dataclasses.asdict, found)),
+                "regimes": found,
                 "notes": said,
             }
         )
         return
     rows: dict[float, dict[str, str]] = {}
     for each in found:
-        row = rows.setdefault(each.bandwidth_bps, {"bandwidth": format_rate(each.bandwidth_bps)})
-        row[f"{each.world_size} ranks"] = f"{each.compressor}+{each.collective} {each.speedup:.1f}x"
+        row = rows.setdefault(each["bandwidth_bps"], {"bandwidth": format_rate(each["bandwidth_bps"])})
+        row[f"{each['world_size']} ranks"] = f"{each['compressor']}+{each['collective']} {each['speedup']:.1f}x"
     print(f"the fastest pair, and how many times as fast as {dense_name(jobs[0])} on its fastest collective")
-    print_table(list(rows.values()), left=[f"{each.world_size} ranks" for each in found])
+    print_table(list(rows.values()), left=[f"{each['world_size']} ranks" for each in found])
     print(*said, sep="\n")

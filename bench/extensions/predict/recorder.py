@@ -33,7 +33,7 @@ def now() -> Moment:
     return time.perf_counter(), time.thread_time()
 
 
-class Recorder:
+class ScriptProfiler:
     """Record the steps of the only DDP model of this process.
 
     A step lasts from the end of an update to the end of the next one.
@@ -205,7 +205,7 @@ def _as_ddp_does(
 
 def main(folder: Path, warmup: int, steps: int, script: Path, arguments: list[str]) -> None:
     """Run the script as `python SCRIPT ARGUMENTS` would, until enough steps are recorded."""
-    recorder = Recorder(warmup, steps)
+    recorder = ScriptProfiler(warmup, steps)
     recorder.install()
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))

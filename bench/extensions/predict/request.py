@@ -15,8 +15,9 @@ from bench.core.config.configuration import NOT_GIVEN
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Straggler
 from bench.core.counters import FRAME_BYTES, FRAME_HEADER_BYTES
-from bench.core.errors import UsageError
+from bench.core.errors import UsageError, check_usage
 from bench.core.units import MAX_RATE_BPS
+from bench.extensions.async_server.strategy import AsyncServer
 from bench.extensions.predict.asynchronous import predict_async
 from bench.extensions.predict.calibrating import cannot_be_calibrated
 from bench.extensions.predict.calibration import FORWARDED, FRAMES, LOCAL, SEGMENTS, Calibration
@@ -27,17 +28,14 @@ from bench.extensions.predict.options import MOST_RANKS, MOST_TOGETHER, PredictC
 from bench.extensions.predict.prediction import Prediction, predict
 from bench.hosts.cluster import HostLink, Trace, has_real_frames
 from bench.hosts.cluster_options import cluster_from_toml, link_of, link_texts
-from bench.optimizers.base import Optimizer
-from bench.strategies.async_server import AsyncServer
-from bench.strategies.base import Strategy
-from bench.strategies.local.local import Local
+from bench.launch.resolve import build_components
+from bench.strategies.local import Local
 from collectives.base import Collective
 from collectives.direct import on_links
 from collectives.hierarchical import Hierarchical
 from collectives.options import Incompatible
 from collectives.schedule.rounds import Layout
 from collectives.schedule.waves import Lengths, waves_of
-from compressors.base import Compressor, first_compatible
 
 DDP = "ddp"
 
@@ -205,52 +203,44 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
         UsageError: a component is unknown or not calibrated, the components are incompatible, or the collective does
             not describe its rounds of messages.
     """
-    if request.world_size < 2:
-        raise UsageError("one rank exchanges nothing; give --world-size 2 or more")
-    strategy = cast(Strategy, spec.build("strategies", request.strategy))
-    if strategy.component_name not in PREDICTED:
-        raise UsageError(f"steps of {strategy.component_name} cannot be predicted; choose {', '.join(PREDICTED)}")
-    if isinstance(strategy, Local) and strategy.quorum:
-        raise UsageError("ranks that may be lost cannot be predicted; leave out quorum of local")
-    if not request.waits and request.world_size > MOST_PUSHING:
-        raise UsageError(
-            f"{request.world_size} ranks of async_server cannot be simulated; choose at most {MOST_PUSHING}"
-        )
+    run = RunConfig(
+        compressor=request.compressor,
+        collective=request.collective or NOT_GIVEN,
+        strategy=request.strategy,
+        optimizer=RunConfig.optimizer if request.is_ddp else calibration.optimizer,  # of a script's no more is known
+        world_size=request.world_size,
+        trigger=request.trigger,
+        device="cpu",
+    )
+    parts = build_components(run)
+    name, text = parts.strategy.component_name, str(parts.compressor)
+    check_usage(
+        (request.world_size < 2, "one rank exchanges nothing; give --world-size 2 or more"),
+        (name not in PREDICTED, f"steps of {name} cannot be predicted; choose {', '.join(PREDICTED)}"),
+        (
+            not request.waits and request.world_size > MOST_PUSHING,
+            f"{request.world_size} ranks of async_server cannot be simulated; choose at most {MOST_PUSHING}",
+        ),
+        (
+            not request.is_ddp and request.link_trace is not None,
+            f"a rate that changes over time cannot be predicted with {name}; give the hosts a constant one",
+        ),
+        (
+            text not in calibration.encoded,
+            cannot_be_calibrated(parts.compressor)
+            or f"{text} is not in the {calibration.kind}, which holds {', '.join(calibration.encoded)}; name it in "
+            f"{calibration.command} --compressors",
+        ),
+    )
     if request.straggler is not None:
         request.straggler.check_among(request.world_size)
-    if not request.is_ddp and request.link_trace:
-        raise UsageError(
-            f"a rate that changes over time cannot be predicted with {strategy.component_name}; give the hosts a "
-            "constant one"
-        )
-    compressor = cast(Compressor, spec.build("compressors", request.compressor))
-    text = str(compressor)
-    if text not in calibration.encoded:
-        raise UsageError(
-            cannot_be_calibrated(compressor)
-            or f"{text} is not in the {calibration.kind}, which holds {', '.join(calibration.encoded)}; name it in "
-            f"{calibration.command} --compressors"
-        )
-    defaults = strategy.default_collectives or compressor.traits.default_collectives
-    components = [
-        cast(Collective, spec.build("collectives", name))
-        for name in ([request.collective] if request.collective else defaults)
-    ]
-    legal = first_compatible(compressor, components)
     with spec.usage_errors():
-        compressor.check_compatible(legal)
-        check_predictable(legal)
-        legal.check_ranks(request.world_size)
+        parts.compressor.check_compatible(parts.collective)
+        check_predictable(parts.collective)
+        parts.collective.check_ranks(request.world_size)
         if not request.is_ddp:
-            optimizer = cast(Optimizer, spec.build("optimizers", calibration.optimizer))
-            options = RunConfig(
-                collective=request.collective or NOT_GIVEN,
-                world_size=request.world_size,
-                trigger=request.trigger,
-                device="cpu",
-            )
-            strategy.check_compatible(options, compressor, legal, optimizer)
-    return dataclasses.replace(request, compressor=text, collective=str(legal), strategy=str(strategy))
+            parts.strategy.check_compatible(run, parts.compressor, parts.collective, parts.optimizer)
+    return dataclasses.replace(request, compressor=text, collective=str(parts.collective), strategy=str(parts.strategy))
 
 
 def check_predictable(collective: Collective) -> None:

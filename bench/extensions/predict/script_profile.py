@@ -110,7 +110,9 @@ def profile_of(
     layers = [Layer(**fields) for fields in first["layers"]]
     buckets = [[layers[index] for index in bucket] for bucket in first["buckets"]]
     gradients = [list(zip(buckets, rank["gradients"], strict=True)) for rank in ranks[:RANKS]]
-    times = StepTimes.of([rank["steps"] for rank in ranks], is_cpu_time=first["threads"] == 1)
+    times = profiled_steps([rank["steps"] for rank in ranks], is_cpu_time=first["threads"] == 1)
+    ready_s = times.pop("ready_s")
+    begins_s = times["batch_s"] + times["forward_s"]
     config, found = CalibrateConfig(), {}
     for text in compressors:
         tell(f"timing {text}")
@@ -127,18 +129,15 @@ def profile_of(
         batch_size=first["samples"] or 1,
         threads=first["threads"],
         bucket_mb=first["bucket_mb"],
-        batch_s=times.batch_s,
-        forward_s=times.forward_s,
-        backward_s=times.ready_s[-1],
-        update_s=times.update_s,
-        buckets=tuple(bucket_parts(at, bucket) for at, bucket in zip(times.ready_s, buckets, strict=True)),
+        backward_s=ready_s[-1],
+        buckets=tuple(bucket_parts(at, bucket) for at, bucket in zip(ready_s, buckets, strict=True)),
         encoded=found,
         crowds=(
             CpuContention(
                 load=ANY_LOAD,
-                handed_over_s=tuple(times.batch_s + times.forward_s + at for at in times.ready_s),
-                computed_s=times.batch_s + times.forward_s + times.ready_s[-1],
-                cpu_s=times.batch_s + times.forward_s + times.ready_s[-1] + times.update_s,
+                handed_over_s=tuple(begins_s + at for at in ready_s),
+                computed_s=begins_s + ready_s[-1],
+                cpu_s=begins_s + ready_s[-1] + times["update_s"],
             ),
         ),
         messages={LOCAL: MESSAGES},
@@ -147,55 +146,34 @@ def profile_of(
         script_sha256=hashlib.sha256(script.read_bytes()).hexdigest(),
         arguments=tuple(arguments),
         world_size=len(ranks),
-        step_s=times.step_s,
-        exposed_s=times.exposed_s,
+        **times,
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StepTimes:
-    """Seconds of the parts of a step: medians over steps, each of the rank that computes longest in that step.
+def profiled_steps(ranks: Sequence[Sequence[dict[str, Any]]], *, is_cpu_time: bool) -> dict[str, Any]:
+    """Return the seconds of a step's parts: medians over steps, each of the rank that computes longest in that step.
 
-    Attributes:
-        batch_s, forward_s, update_s: from the end of the last update to the first forward, from there to the backward
-            that exchanges, and for the update, including the copying of averaged gradients.
-        ready_s: for each bucket, from the start of backward until it is ready.
-        exposed_s: wall-clock seconds from the last bucket until DDP has exchanged all, averaged over ranks.
-        step_s: wall-clock seconds of the whole step.
+    Args:
+        ranks: the moments that each rank recorded, as [rank][step], each step as in `ScriptProfiler.done`.
+        is_cpu_time: True if a rank computes on one thread, whose CPU time other work on the machine does not
+            lengthen; False for wall-clock time.
+
+    Returns:
+        By name: `batch_s`, `forward_s` and `update_s`: from the end of the last update to the first forward, from there
+        to the backward that exchanges, and for the update, including the copying of averaged gradients. `ready_s`: for
+        each bucket, from the start of backward until it is ready. `exposed_s`: wall-clock seconds from the last bucket
+        until DDP has exchanged all, averaged over ranks. `step_s`: wall-clock seconds of the whole step.
     """
-
-    batch_s: float
-    forward_s: float
-    ready_s: tuple[float, ...]
-    update_s: float
-    exposed_s: float
-    step_s: float
-
-    @classmethod
-    def of(cls, ranks: Sequence[Sequence[dict[str, Any]]], *, is_cpu_time: bool) -> "StepTimes":
-        """Return the times from the moments that each rank recorded in each step.
-
-        Args:
-            ranks: as [rank][step], each step as in `Recorder.done`.
-            is_cpu_time: True if a rank computes on one thread, whose CPU time other work on the machine does not
-                lengthen; False for wall-clock time.
-        """
-        clock = int(is_cpu_time)
-        steps, exposed, lasted = [], [], []
-        for of_ranks in zip(*ranks, strict=True):
-            parts = [_parts(step, clock) for step in of_ranks]
-            steps.append(max(parts, key=lambda each: each[0] + each[1] + each[-1]))
-            exposed.append(statistics.fmean(step["exchanged"][0] - step["ready"][-1][0] for step in of_ranks))
-            lasted.append(statistics.fmean(step["updated"][0] - step["updated_before"][0] for step in of_ranks))
-        batch_s, forward_s, update_s, *ready_s = map(statistics.median, zip(*steps, strict=True))
-        return cls(
-            batch_s=batch_s,
-            forward_s=forward_s,
-            ready_s=tuple(ready_s),
-            update_s=update_s,
-            exposed_s=statistics.median(exposed),
-            step_s=statistics.median(lasted),
-        )
+    clock = int(is_cpu_time)
+    steps, exposed, lasted = [], [], []
+    for of_ranks in zip(*ranks, strict=True):
+        parts = [_parts(step, clock) for step in of_ranks]
+        steps.append(max(parts, key=lambda each: each[0] + each[1] + each[-1]))
+        exposed.append(statistics.fmean(step["exchanged"][0] - step["ready"][-1][0] for step in of_ranks))
+        lasted.append(statistics.fmean(step["updated"][0] - step["updated_before"][0] for step in of_ranks))
+    batch_s, forward_s, update_s, *ready_s = map(statistics.median, zip(*steps, strict=True))
+    times = {"batch_s": batch_s, "forward_s": forward_s, "update_s": update_s, "ready_s": ready_s}
+    return times | {"exposed_s": statistics.median(exposed), "step_s": statistics.median(lasted)}
 
 
 def _parts(step: dict[str, Any], clock: int) -> list[float]:

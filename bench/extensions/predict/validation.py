@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from bench.core import environment, spec
 from bench.core.config.run import VIRTUAL_HOSTS, RunConfig
-from bench.core.errors import UsageError
+from bench.core.errors import UsageError, check_usage
 from bench.core.files import files_below
 from bench.core.rows import read_rows
 from bench.core.run_folder import RunFolder, read_json
@@ -24,7 +24,7 @@ from bench.extensions.predict.script_profile import Profile
 from bench.hosts.cluster import Cluster, HostLink
 from bench.launch.sweep_file import PlannedRun, table_text
 from bench.launch.sweep_state import PastRun, SweepState
-from bench.strategies.local.local import Local
+from bench.strategies.local import Local
 from compressors.base import Compressor
 
 _AS_CALIBRATED = ("model", "dataset", "optimizer", "batch_size", "augment", "threads", "bucket_mb")
@@ -69,16 +69,19 @@ def check_machine(calibration: Calibration) -> None:
     Raises:
         UsageError: this is another machine, or other kernels are in use.
     """
-    if (calibration.cpu, calibration.cores) != (environment.cpu_model(), environment.usable_cores()):
-        raise UsageError(
+    kernels, machine = environment.kernels(), (environment.cpu_model(), environment.usable_cores())
+    check_usage(
+        (
+            (calibration.cpu, calibration.cores) != machine,
             f"the calibration is of another machine, {calibration.cpu} with {calibration.cores} cores; its predictions "
-            "can only be compared with runs on that machine; run bench calibrate here first"
-        )
-    if calibration.kernels != (kernels := environment.kernels()):
-        raise UsageError(
+            "can only be compared with runs on that machine; run bench calibrate here first",
+        ),
+        (
+            calibration.kernels != kernels,
             f"the calibration was made with {calibration.kernels} kernels, but {kernels} kernels are in use; run bench "
-            "calibrate again"
-        )
+            "calibrate again",
+        ),
+    )
 
 
 def cells_of(calibration: Calibration, runs: Iterable[PlannedRun]) -> list[ValidationCell]:
@@ -112,20 +115,30 @@ def request_of_run(calibration: Calibration, config: RunConfig) -> PredictionReq
     Raises:
         UsageError: the run's model, data set or options differ from the calibrated ones, or it cannot be predicted.
     """
-    for name in _AS_CALIBRATED:
-        if name == "bucket_mb" and config.strategy.partition(":")[0] != DDP:
-            continue  # others have no buckets; async_server pushes a layer when its calibrated bucket is ready
-        if (value := getattr(config, name)) != (known := getattr(calibration, name)):
-            raise UsageError(
-                f"{name} is {value}, but was calibrated with {known}; change the file, or run bench calibrate again"
+    # Only ddp has buckets; async_server pushes a layer when its calibrated bucket is ready.
+    has_buckets = config.strategy.partition(":")[0] == DDP
+    left_out = [word for name, word in _LEFT_OUT.items() if getattr(config, name)]
+    check_usage(
+        *(
+            (
+                getattr(config, name) != getattr(calibration, name),
+                f"{name} is {getattr(config, name)}, but was calibrated with {getattr(calibration, name)}; change the "
+                "file, or run bench calibrate again",
             )
-    for option in RunConfig.options():
-        if option.name in _FIXED and getattr(config, option.name) != option.default:
-            raise UsageError(f"{option.flag_name} {getattr(config, option.name)} cannot be predicted; leave it out")
-    if config.device == "cuda":
-        raise UsageError("steps on GPUs cannot be predicted; use --device cpu")
-    if left_out := [word for name, word in _LEFT_OUT.items() if getattr(config, name)]:
-        raise UsageError(f"links with {' and '.join(left_out)} cannot be predicted; leave these options out")
+            for name in _AS_CALIBRATED
+            if has_buckets or name != "bucket_mb"
+        ),
+        *(
+            (
+                getattr(config, option.name) != option.default,
+                f"{option.flag_name} {getattr(config, option.name)} cannot be predicted; leave it out",
+            )
+            for option in RunConfig.options()
+            if option.name in _FIXED
+        ),
+        (config.device == "cuda", "steps on GPUs cannot be predicted; use --device cpu"),
+        (bool(left_out), f"links with {' and '.join(left_out)} cannot be predicted; leave these options out"),
+    )
     hosts: tuple[HostLink, ...] = (HostLink(name="machine"),)
     ranks_per_host = config.world_size
     if config.cluster is not None:
@@ -171,9 +184,8 @@ def compare(cells: Sequence[ValidationCell], agenda: SweepState) -> list[Validat
 
 def as_rows(compared: Sequence[ValidationCell], calibration: Calibration) -> list[dict[str, Any]]:
     """Return one row per configuration: measured values by column, and predicted ones with the prefix `predicted_`."""
-    rows = []
-    for cell in compared:
-        row: dict[str, Any] = {
+    return [
+        {
             "model": calibration.model,
             "compressor": cell.request.compressor,
             "collective": cell.request.collective,
@@ -183,10 +195,16 @@ def as_rows(compared: Sequence[ValidationCell], calibration: Calibration) -> lis
             "error": cell.error,
             "bound_by": cell.prediction.bound_by,
         }
-        for column in _PARTS:
-            row |= {f"predicted_{column}": getattr(cell.prediction, column), column: cell.measured[column]}
-        rows.append(row)
-    return rows
+        | {
+            name: value
+            for column in _PARTS
+            for name, value in (
+                (f"predicted_{column}", getattr(cell.prediction, column)),
+                (column, cell.measured[column]),
+            )
+        }
+        for cell in compared
+    ]
 
 
 def with_validated(calibration: Calibration, compared: Sequence[ValidationCell]) -> Calibration:
@@ -300,29 +318,32 @@ def notes(calibration: Calibration, request: PredictionRequest, *, range_too: bo
         request: the request that was predicted.
         range_too: True to add how the request differs from the runs that predictions were checked against.
     """
-    said = []
-    if isinstance(calibration, EstimatedCalibration | Profile):
-        said.append(calibration.said)
+    said = calibration.said if isinstance(calibration, EstimatedCalibration | Profile) else ""
     machine = environment.cpu_model(), environment.usable_cores()
-    if not isinstance(calibration, EstimatedCalibration) and machine != (calibration.cpu, calibration.cores):
-        said.append(
-            f"Measured on another machine ({calibration.cpu}, {calibration.cores} cores); the prediction is for "
-            "that machine"
-        )
-    if calibration.cut:
-        said.append(f"The calibration had little time: {', '.join(calibration.cut)}")
-    if any(host.jitter_s or host.loss for host in request.hosts):
-        said.append("The prediction leaves out the jitter and the loss of links")
-    if range_too and (reason := outside(calibration, request)):
-        said.append(f"{NOT_CHECKED}: {reason}")
-    if errors := [abs(cell.error) for cell in _comparable(calibration, request)]:
-        elsewhere = request.shared_cores != calibration.cores
-        where = f", whose ranks shared {calibration.cores} core(s), unlike these" if elsewhere else ""
-        said.append(
-            f"Such step times were checked against {len(errors)} real run(s){where}: off by "
-            f"{statistics.median(errors):.1%} in the median, by {max(errors):.1%} at most"
-        )
-    return said
+    errors = [abs(cell.error) for cell in _comparable(calibration, request)]
+    where = f", whose ranks shared {calibration.cores} core(s), unlike these"
+    reason = outside(calibration, request) if range_too else None
+    found = (
+        (said != "", said),
+        (
+            not isinstance(calibration, EstimatedCalibration) and machine != (calibration.cpu, calibration.cores),
+            f"Measured on another machine ({calibration.cpu}, {calibration.cores} cores); the prediction is for that "
+            "machine",
+        ),
+        (bool(calibration.cut), f"The calibration had little time: {', '.join(calibration.cut)}"),
+        (
+            any(host.jitter_s or host.loss for host in request.hosts),
+            "The prediction leaves out the jitter and the loss of links",
+        ),
+        (reason is not None, f"{NOT_CHECKED}: {reason}"),
+        (
+            bool(errors),
+            f"Such step times were checked against {len(errors)} real run(s)"
+            f"{where if request.shared_cores != calibration.cores else ''}: off by "
+            f"{statistics.median(errors or [0.0]):.1%} in the median, by {max(errors, default=0.0):.1%} at most",
+        ),
+    )
+    return [sentence for applies, sentence in found if applies]
 
 
 def range_notes(calibration: Calibration, requests: Sequence[PredictionRequest]) -> list[str]:
@@ -349,27 +370,40 @@ def outside(calibration: Calibration, request: PredictionRequest) -> str | None:
     """Return the reason why a request is outside the range that was checked against real runs; None if it is inside."""
     if not calibration.validated:
         return calibration.how_to_check
-    wanted = request.strategy, request.trigger, request.straggler_text
-    if not any((cell.strategy, cell.trigger, cell.straggler) == wanted for cell in calibration.validated):
-        beside = "without a straggler" if request.straggler is None else f"with the straggler {request.straggler}"
-        return f"{request.strategy} {beside}, trigger {request.trigger}, was not measured"
-    if not (checked := _comparable(calibration, request)):
-        return f"links that follow {request.link_trace or 'no trace'} were not measured"
-    name = request.collective.partition(":")[0]
-    if (request.compressor, name) not in {(cell.compressor, cell.collective.partition(":")[0]) for cell in checked}:
-        return f"{request.compressor} on {name} was not measured"
-    sizes = [cell.world_size for cell in checked]
-    if not min(sizes) <= request.world_size <= max(sizes):
-        return f"{request.world_size} ranks; {min(sizes)} to {max(sizes)} were measured"
-    if request.ranks_per_host not in {cell.ranks_per_host for cell in checked}:
-        return f"{request.ranks_per_host} rank(s) on a host were not measured"
+    wanted, checked = (request.strategy, request.trigger, request.straggler_text), _comparable(calibration, request)
+    beside = "without a straggler" if request.straggler is None else f"with the straggler {request.straggler}"
+    name, latency = request.collective.partition(":")[0], max(host.latency_s for host in request.hosts)
+    sizes = [cell.world_size for cell in checked] or [0]
     rates = [cell.bandwidth_bps for cell in checked if cell.bandwidth_bps is not None]
-    if request.slowest_bps is None and len(rates) == len(checked):
-        return "links that are not limited were not measured"
-    if request.slowest_bps is not None and not (rates and min(rates) <= request.slowest_bps <= max(rates)):
-        measured = f"{format_rate(min(rates))} to {format_rate(max(rates))}" if rates else "only links without a limit"
-        return f"{format_rate(request.slowest_bps)}; {measured} were measured"
-    latency = max(host.latency_s for host in request.hosts)
-    if latency > max(cell.latency_s for cell in checked):
-        return f"a latency of {format_seconds(latency)} is longer than any that was measured"
-    return None
+    is_limited, slowest_bps = request.slowest_bps is not None, request.slowest_bps or 0.0
+    measured = f"{format_rate(min(rates))} to {format_rate(max(rates))}" if rates else "only links without a limit"
+    reasons = (
+        (
+            not any((cell.strategy, cell.trigger, cell.straggler) == wanted for cell in calibration.validated),
+            f"{request.strategy} {beside}, trigger {request.trigger}, was not measured",
+        ),
+        (not checked, f"links that follow {request.link_trace or 'no trace'} were not measured"),
+        (
+            (request.compressor, name)
+            not in {(cell.compressor, cell.collective.partition(":")[0]) for cell in checked},
+            f"{request.compressor} on {name} was not measured",
+        ),
+        (
+            not min(sizes) <= request.world_size <= max(sizes),
+            f"{request.world_size} ranks; {min(sizes)} to {max(sizes)} were measured",
+        ),
+        (
+            request.ranks_per_host not in {cell.ranks_per_host for cell in checked},
+            f"{request.ranks_per_host} rank(s) on a host were not measured",
+        ),
+        (not is_limited and len(rates) == len(checked), "links that are not limited were not measured"),
+        (
+            is_limited and not (rates and min(rates) <= slowest_bps <= max(rates)),
+            f"{format_rate(slowest_bps)}; {measured} were measured",
+        ),
+        (
+            latency > max((cell.latency_s for cell in checked), default=0.0),
+            f"a latency of {format_seconds(latency)} is longer than any that was measured",
+        ),
+    )
+    return next((sentence for applies, sentence in reasons if applies), None)

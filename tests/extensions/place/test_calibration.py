@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from bench.core.topology import Device, Link, Topology
+from bench.extensions.place.assignment import assign, trace
 from bench.extensions.place.step import Operation, network_of, operations_of
-from bench.strategies.placed.assignment import assign, trace
+from bench.extensions.place.topology import Device, Link, Topology
 from benchmarks.placed_calibration import UPDATE, CalibratedTimes, NodeByNode, PlacedNetwork, Sample, measure
 
 TRUE = {("Conv2d", "forward"): (2e-5, 3e-11, 0.0), ("relu", "forward"): (1e-5, 0.0, 4e-10), UPDATE: (5e-4, 1e-5, 0.0)}

@@ -9,11 +9,10 @@ from typing import get_args
 import pytest
 
 from bench.core.errors import UsageError
-from bench.core.topology import ROLES, Device, Host, Link, Topology
-from bench.extensions.place.catalog import Catalog, Efficiency
+from bench.extensions.place.assignment import Work
+from bench.extensions.place.catalog import SHIPPED, SHM, Catalog, Efficiency, folders
 from bench.extensions.place.step import CatalogTimes, Operation
-from bench.strategies.placed.assignment import Work
-from bench.strategies.placed.catalog import SHIPPED, SHM, check_kinds, folders, read_tables
+from bench.extensions.place.topology import ROLES, Device, Host, Link, Topology
 
 LINK = '[link.mine]\ngbytes_per_s = 40\nlatency_us = 0.5\nsource = "a sheet"\n'
 DEVICE = '[device.mine]\ntflops = 10\ngbytes_per_s = 900\nlaunch_us = 5\nsource = "a sheet"\n'
@@ -95,7 +94,7 @@ def test_unknown_kinds_of_a_device_file_are_refused(link: str, kind: str, senten
     device = Device(name="gpu0", role="gpu", kind=kind)
     there = Topology(devices=(device,), links=(Link(node="gpu0", to="host", kind=link),))
     with pytest.raises(UsageError) as caught:
-        check_kinds(there, *read_tables([SHIPPED]))
+        Catalog.read([SHIPPED]).check(there)
     assert sentence in str(caught.value)
 
 
@@ -103,11 +102,11 @@ def test_the_kind_of_the_host_has_figures_too_and_what_is_measured_needs_none() 
     device = Device(name="gpu0", role="gpu", kind="gpu")
     there = Topology(hosts=(Host(kind="nonsense"),), devices=(device,), links=(Link(node="gpu0", to="host", kind=SHM),))
     with pytest.raises(UsageError, match="the catalogue has no device 'nonsense'"):
-        check_kinds(there, *read_tables([SHIPPED]), SHM)
+        Catalog.read([SHIPPED]).check(there, SHM)
     there = dataclasses.replace(there, hosts=(Host(),))
-    check_kinds(there, *read_tables([SHIPPED]), SHM)
+    Catalog.read([SHIPPED]).check(there, SHM)
     with pytest.raises(UsageError, match="the catalogue has no link 'shm'"):
-        check_kinds(there, *read_tables([SHIPPED]))
+        Catalog.read([SHIPPED]).check(there)
 
 
 def test_an_operation_takes_its_arithmetic_or_its_memory_traffic_whichever_is_longer() -> None:

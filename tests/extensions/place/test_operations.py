@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from bench.core.errors import UsageError
+from bench.extensions.place.assignment import trace
 from bench.extensions.place.step import Operation, operations_of
-from bench.strategies.placed.assignment import trace
 
 BATCH = 4
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_extensions import copy_without, run_copy
 from tests.testing import third_party
 from tests.testing.invoke import REPOSITORY, execute, invoke, only_run, rows
 from tests.testing.plugins import install_entry_points
@@ -153,9 +152,3 @@ def test_a_model_that_cannot_be_traced(tmp_path: Path) -> None:
     assert answer.code == 2
     assert answer.error.startswith("bench: the model cannot be traced (")
     assert answer.error.count("\n") == 1
-
-
-def test_it_works_without_the_extension_that_predicts(tmp_path: Path) -> None:
-    answer = run_copy(copy_without("predict", copy=tmp_path), "place", "--help")
-    assert (answer.code, answer.error) == (0, "")
-    assert "--devices" in answer.out

@@ -7,22 +7,22 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.extensions.place.step import Task, end_times
+from bench.extensions.place.step import DeviceJob, end_times
 
 
-def bounds(tasks: list[Task]) -> tuple[float, float, float]:
+def bounds(tasks: list[DeviceJob]) -> tuple[float, float, float]:
     """Return the seconds of the longest chain of tasks, of the step, and of all tasks one after the other."""
     chain = end_times([dataclasses.replace(task, uses=()) for task in tasks])
     return max(chain.values()), max(end_times(tasks).values()), sum(task.seconds for task in tasks)
 
 
 @st.composite
-def task_lists(draw: st.DrawFn) -> list[Task]:
-    tasks: list[Task] = []
+def task_lists(draw: st.DrawFn) -> list[DeviceJob]:
+    tasks: list[DeviceJob] = []
     for index in range(draw(st.integers(1, 25))):
         names = [task.name for task in tasks]
         tasks.append(
-            Task(
+            DeviceJob(
                 name=str(index),
                 seconds=draw(st.integers(0, 100)),
                 uses=tuple(draw(st.sets(st.sampled_from("abcd"), max_size=2))),
@@ -33,12 +33,12 @@ def task_lists(draw: st.DrawFn) -> list[Task]:
 
 
 @given(tasks=task_lists())
-def test_between_the_critical_path_and_the_serial_sum(tasks: list[Task]) -> None:
+def test_between_the_critical_path_and_the_serial_sum(tasks: list[DeviceJob]) -> None:
     assert bounds(tasks) == tuple(sorted(bounds(tasks)))
 
 
 @given(tasks=task_lists(), more=st.integers(1, 50), data=st.data())
-def test_a_longer_task_never_makes_the_whole_shorter(tasks: list[Task], more: int, data: st.DataObject) -> None:
+def test_a_longer_task_never_makes_the_whole_shorter(tasks: list[DeviceJob], more: int, data: st.DataObject) -> None:
     index = data.draw(st.integers(0, len(tasks) - 1))
     longer = list(tasks)
     longer[index] = dataclasses.replace(tasks[index], seconds=tasks[index].seconds + more)
@@ -46,7 +46,7 @@ def test_a_longer_task_never_makes_the_whole_shorter(tasks: list[Task], more: in
 
 
 @given(tasks=task_lists())
-def test_nothing_is_used_twice_at_once_and_nothing_starts_too_early(tasks: list[Task]) -> None:
+def test_nothing_is_used_twice_at_once_and_nothing_starts_too_early(tasks: list[DeviceJob]) -> None:
     ends = end_times(tasks)
     for number, task in enumerate(tasks):
         start = ends[task.name] - task.seconds
@@ -57,10 +57,10 @@ def test_nothing_is_used_twice_at_once_and_nothing_starts_too_early(tasks: list[
 
 def test_two_devices_work_at_once_and_share_a_link() -> None:
     tasks = [
-        Task(name="first", seconds=3, uses=("gpu0",)),
-        Task(name="second", seconds=4, uses=("fpga0",)),
-        Task(name="first sent", seconds=2, uses=("link",), after=("first",)),
-        Task(name="second sent", seconds=2, uses=("link",), after=("second",)),
+        DeviceJob(name="first", seconds=3, uses=("gpu0",)),
+        DeviceJob(name="second", seconds=4, uses=("fpga0",)),
+        DeviceJob(name="first sent", seconds=2, uses=("link",), after=("first",)),
+        DeviceJob(name="second sent", seconds=2, uses=("link",), after=("second",)),
     ]
     assert end_times(tasks) == {"first": 3, "second": 4, "first sent": 5, "second sent": 7}
     assert bounds(tasks) == (6, 7, 11)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.core.topology import Device, Host, Link, Topology
+from bench.extensions.place.assignment import Work, assign
 from bench.extensions.place.catalog import Catalog, DeviceKind, Efficiency, LinkKind
 from bench.extensions.place.placements import Cost
-from bench.extensions.place.step import CatalogTimes, Operation, Task, end_times, network_of, step_tasks
-from bench.strategies.placed.assignment import Work, assign
+from bench.extensions.place.step import CatalogTimes, DeviceJob, Operation, end_times, network_of, step_tasks
+from bench.extensions.place.topology import Device, Host, Link, Topology
 
 ROLES = ("gpu", "fpga", "asic")
 
@@ -59,7 +59,7 @@ THREE = [NOTHING, CONVOLUTION, ACTIVATION, MATRIX]
 BY_TYPE = {"x": "fpga0", "conv": "fpga0", "relu": "asic0", "fc": "gpu0"}
 
 
-def three_nodes(figures: Catalog) -> list[Task]:
+def three_nodes(figures: Catalog) -> list[DeviceJob]:
     return step_tasks(THREE, [BY_TYPE], topology(), CatalogTimes(figures), batch_size=1)
 
 

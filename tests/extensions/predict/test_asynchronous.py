@@ -11,6 +11,7 @@ import pytest
 
 from bench.core import spec
 from bench.core.errors import UsageError
+from bench.extensions.async_server.strategy import AsyncServer
 from bench.extensions.predict.asynchronous import AsyncPrediction, predict_async
 from bench.extensions.predict.calibration import (
     FRAMES,
@@ -27,7 +28,6 @@ from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.request import ACK_SHARE, FRAME_PER_PAYLOAD, check, predicted
 from bench.extensions.predict.validation import cells_of, notes, with_validated
 from bench.launch.sweep_file import PlannedRun
-from bench.strategies.async_server import AsyncServer
 from tests.extensions.predict.calibrations import NUMEL, calibration
 from tests.testing.configs import make_config
 

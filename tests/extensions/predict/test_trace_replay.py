@@ -42,41 +42,40 @@ def test_a_step_is_the_mean_over_the_trace_and_its_tenths_differ() -> None:
     found = replay(steps.run, np.array([7.0, 6.5]), period_s=100.0, at_least_s=0.0, most_steps=500)
     assert steps.begun[0] == 100.0  # the trace starts again
     assert len(steps.begun) == 75
-    assert found.step_time_s == pytest.approx(100 / 75)
-    assert found.step_time_p95_s == pytest.approx(2.0)
-    assert found.exposed_s == pytest.approx(0.5)
-    assert found.slowest is not None
-    assert found.fastest is not None
-    assert (found.slowest.begin_s, found.slowest.end_s, found.slowest.step_time_s) == pytest.approx((50, 60, 2.0))
-    assert (found.fastest.begin_s, found.fastest.end_s, found.fastest.step_time_s) == pytest.approx((0, 10, 1.0))
+    assert found["step_time_s"] == pytest.approx(100 / 75)
+    assert found["step_time_p95_s"] == pytest.approx(2.0)
+    assert found["exposed_s"] == pytest.approx(0.5)
+    slowest, fastest = found["slowest_window"], found["fastest_window"]
+    assert (slowest.begin_s, slowest.end_s, slowest.step_time_s) == pytest.approx((50, 60, 2.0))
+    assert (fastest.begin_s, fastest.end_s, fastest.step_time_s) == pytest.approx((0, 10, 1.0))
 
 
 def test_short_steps_stand_for_those_that_would_follow() -> None:
     steps = Steps(lambda now: slow_in_its_second_half(now) / 100)
     found = replay(steps.run, np.zeros(2), period_s=100.0, at_least_s=0.0, most_steps=50)
     assert len(steps.begun) == 50
-    assert found.step_time_s == pytest.approx(1 / 75)
-    assert found.slowest is not None
-    assert found.slowest.begin_s >= 50 - 1e-9
+    assert found["step_time_s"] == pytest.approx(1 / 75)
+    assert found["slowest_window"] is not None
+    assert found["slowest_window"].begin_s >= 50 - 1e-9
 
 
 def test_steps_longer_than_the_trace_have_no_tenths_of_it() -> None:
     found = replay(Steps(lambda now: 30.0).run, np.zeros(2), period_s=0.001, at_least_s=0.0, most_steps=500)
-    assert found.step_time_s == pytest.approx(30.0)
-    assert (found.slowest, found.fastest) == (None, None)
+    assert found["step_time_s"] == pytest.approx(30.0)
+    assert (found["slowest_window"], found["fastest_window"]) == (None, None)
 
 
 def test_a_trace_of_few_steps_is_followed_several_times_and_wholly() -> None:
     steps = Steps(lambda now: 3.0 if now % 10 < 5 else 1.0)
     found = replay(steps.run, np.zeros(2), period_s=10.0, at_least_s=0.0, most_steps=500)
     assert len(steps.begun) == 3 * 6 > LEAST_STEPS
-    assert found.step_time_s == pytest.approx(10 / 6)
+    assert found["step_time_s"] == pytest.approx(10 / 6)
 
 
 def test_a_step_is_no_shorter_than_shared_cores_allow() -> None:
     found = replay(Steps(slow_in_its_second_half).run, np.zeros(2), period_s=100.0, at_least_s=4.0, most_steps=500)
-    assert found.step_time_s == pytest.approx(4.0)
-    assert found.exposed_s == pytest.approx(0.5 + (3 * 13 + 2 * 12) / 25, rel=0.05)
+    assert found["step_time_s"] == pytest.approx(4.0)
+    assert found["exposed_s"] == pytest.approx(0.5 + (3 * 13 + 2 * 12) / 25, rel=0.05)
 
 
 def step(**asked: Any) -> Prediction:

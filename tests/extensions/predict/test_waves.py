@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from collectives.allreduce import Ring
 from collectives.payloads import Codes, Dense, Sparse
 from collectives.payloads.base import Payload
 from collectives.payloads.sparse import Seeded
 from collectives.schedule.rounds import Layout, Leaf, Piece, Round
 from collectives.schedule.waves import Ints, Lengths, Wave, of_rounds, waves_of
 from collectives.server import Server
+from tests.contract.test_requantising_ring import KEY, closed_form, contribution
 from tests.contract.test_rounds import Sent, seen
 from tests.testing.collectives import COLLECTIVES, key_of, refusal
 from tests.testing.payloads import packed_codes
@@ -145,3 +147,18 @@ def test_a_collective_that_only_says_its_rounds_has_waves() -> None:
         [(1, 0, 4 * LENGTH), (2, 0, 4 * LENGTH)],
         [(0, 1, 4 * LENGTH), (0, 2, 4 * LENGTH)],
     ]
+
+
+def test_messages_of_a_requantising_ring_are_those_of_the_closed_form() -> None:
+    term = contribution("qsgd:bits=4", 0, 0, 4)
+    assert isinstance(term, Codes)
+
+    def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
+        assert (terms == 1).all()
+        lengths = [Codes.packed_nbytes(int(numel), 4, block_numel=term.block_numel) for numel in stop - start]
+        return np.ones_like(start), np.array(lengths)
+
+    sent = np.zeros(4, dtype=np.int64)
+    for wave in waves_of(Ring(requantise=True), 4, Layout.of(term, KEY), Lengths(packed)) or ():
+        np.add.at(sent, wave.sources, wave.nbytes)
+    assert sent.tolist() == [closed_form("qsgd:bits=4", term, rank, 4) for rank in range(4)]

@@ -15,7 +15,6 @@ from bench.core.errors import UsageError
 from bench.models.base import TextModel
 from bench.models.gpt import Transformer
 from bench.models.ngram_embedding import Ngrams
-from bench.strategies.placed.assignment import check_values, trace
 from collectives.options import Incompatible
 
 SMALL = ("gpt:layers=2,width=12,heads=3,context=9", "ngram_embedding:order=3,rows=500,width=4,hidden=8")
@@ -145,12 +144,6 @@ def test_presets_change_defaults_and_nothing_that_is_given() -> None:
         network = nano.build(256)
     positions = 256 * 384
     assert round((sum(p.numel() for p in network.parameters()) - positions) / 1e6, 1) == 10.7
-
-
-@pytest.mark.parametrize("text", SMALL)
-def test_layers_can_be_placed_on_devices(text: str) -> None:
-    with torch.device("meta"):
-        check_values(trace(build(text)), torch.zeros(2, 9, dtype=torch.int64))
 
 
 def test_dropout_is_for_training_only() -> None:

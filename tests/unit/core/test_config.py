@@ -44,6 +44,7 @@ NO_IDENTITY = {
     "cluster_file",
     "cluster",
     "replicas",
+    "rank_names",
     "track",
     "notes",
 }
@@ -51,6 +52,7 @@ FIELDS = {option.name: option for option in RunConfig.options()}
 # values that need a certain form
 VALUES = {
     "notes": ("something",),
+    "rank_names": ("the host",),
     "straggler": "rank=1,slowdown=3",
     "lr_scaling": "linear:base=2",
     "label_smoothing": 0.1,
@@ -64,7 +66,7 @@ def other(option: CommandOption) -> Any:
     now = getattr(make_config(), option.name)
     if typing.get_origin(option.value_type) is typing.Literal:
         return next(choice for choice in typing.get_args(option.value_type) if choice != now)
-    if option.name in ("cluster", "devices"):
+    if option.name in ("cluster", "strategy_input"):
         return {"hosts": []}
     if option.cell_type is bool:
         return not now

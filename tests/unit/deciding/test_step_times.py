@@ -15,7 +15,7 @@ from bench.deciding.step_times import measure_step_times
 from bench.deciding.step_times_worker import TimedMethod
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.resolve import resolve
-from bench.strategies.local.local import LocalTraining
+from bench.strategies.local import LocalTraining
 from gradwire.local import exchange
 from tests.testing.configs import COMPONENTS, make_config
 

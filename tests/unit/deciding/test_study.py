@@ -170,7 +170,7 @@ def test_strategies_whose_numbers_depend_on_time_are_known() -> None:
     assert Study(base={}, methods=[{}, {"strategy": "local:preset=post_local"}], rule={}).is_time_dependent
     assert Study(base={}, methods=[{}, {"strategy": "local:start_after=9"}], rule={}).is_time_dependent
     assert Study(base={}, methods=[{}, {"strategy": "local:steps=auto"}], rule={}).is_time_dependent
-    assert Study(base={}, methods=[{}, {"strategy": "local:quorum=2"}], rule={}).is_time_dependent
+    assert Study(base={}, methods=[{}, {"strategy": "elastic:quorum=2"}], rule={}).is_time_dependent
     assert not Study(base={}, methods=[{}, {"strategy": "local:steps=9"}], rule={}).is_time_dependent
 
 

@@ -17,26 +17,9 @@ from bench.models.base import Model
 from bench.strategies.ddp import bucket_size, buckets_of
 from bench.train.trainer import learning_rate
 from compressors.layer import layers_of
-from tests.testing.devices import CXL
-
-ASP, SSP = "async_server:mode=asp", "async_server"
 
 REFUSALS: list[tuple[dict[str, Any], str]] = [
-    ({"strategy": "async"}, "there is no strategy 'async' (did you mean 'async_server'?)"),
-    ({"strategy": ASP, "trigger": "sync"}, "--trigger sync waits for all ranks"),
-    ({"strategy": ASP, "bucket_mb": 1.0}, "--bucket-mb has no meaning with async_server"),
-    ({"strategy": ASP, "compressor": "powersgd"}, "powersgd has ranks agree"),
-    ({"strategy": SSP, "compressor": "terngrad:shared_scale=true"}, "terngrad has ranks agree"),
-    ({"strategy": ASP, "compressor": "hylo:shared_threshold=true"}, "hylo has ranks agree"),
-    ({"strategy": ASP, "compressor": "torch_powersgd"}, "works through DDP's communication hook; use --strategy ddp"),
-    ({"strategy": ASP, "compressor": "group_topk:preset=patent"}, "wants the whole model as one message"),
-    ({"strategy": ASP, "compressor": "dgc", "optimizer": "adam"}, "adam has no momentum to hand over"),
-    ({"strategy": "async_server:mode=asp,staleness=2"}, "staleness=2 bounds mode=ssp; leave it out of mode=asp"),
-    ({"strategy": "async_server:staleness=-1"}, "staleness=-1 is not possible"),
-    ({"strategy": "async_server:mode=bsp"}, "mode=bsp is not possible"),
-    ({"strategy": "async_server:root=2"}, "async_server: root=2 is none of the 2 ranks"),
-    ({"strategy": ASP, "collective": "ring"}, "sums nothing; leave out --collective ring"),
-    ({"strategy": ASP, "collective": "server:downlink=union"}, "leave out --collective server:downlink=union"),
+    ({"strategy": "locals"}, "there is no strategy 'locals' (did you mean 'local'?)"),
     ({"strategy": "local:steps=10,fragments=3"}, "local: fragments=3 does not divide steps=10; choose steps"),
     (
         {"strategy": "local:preset=streaming,delay=25"},
@@ -94,45 +77,12 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         {"strategy": "local:preset=streaming", "compressor": "hylo:importance=taylor"},
         "hylo reads the weights while it encodes, and with delay=5 they change meanwhile; use importance=l2",
     ),
-    ({"strategy": "local:quorum=3"}, "local: quorum=3 is more than the 2 ranks; lower it"),
-    ({"strategy": "local:quorum=-1"}, "local: quorum=-1 is not possible: give 0 or more"),
     ({"strategy": "local:steps=often"}, "local: steps=often is not possible: give a whole number, or auto"),
-    (
-        {"strategy": "local:deadline=3"},
-        "deadline=3 bounds the wait for ranks that a quorum goes on without; add",
-    ),
-    ({"strategy": "local:quorum=1,steps=auto"}, "steps=auto plans the steps of all ranks, and with quorum=1 some may"),
-    ({"strategy": "local:quorum=1,preset=streaming"}, "delay=5 leaves an exchange under way during later steps, and"),
-    ({"strategy": "local:quorum=1,preset=post_local"}, "start_after=100 averages the gradients of all ranks in every"),
-    (
-        {"strategy": "local:quorum=1", "collective": "native"},
-        "native is an operation of one process group, which breaks when a rank is lost, and with quorum=1 ranks come",
-    ),
-    (
-        {"strategy": "local:quorum=1", "collective": "hierarchical:inter=native"},
-        "native is an operation of one process",
-    ),
-    ({"strategy": "local:quorum=1", "collective": "pool"}, "pool maps memory for a fixed set of ranks, and with quo"),
-    (
-        {"strategy": "local:quorum=1", "collective": "direct:shares=bandwidth"},
-        "direct divides the work by the links of all ranks, and with quorum=1 ranks come and go; use collective ring",
-    ),
-    (
-        {"strategy": "local:quorum=1", "compressor": "topk", "collective": "server:downlink=recode"},
-        "server keeps errors of sums, which would be lost with a rank, and with quorum=1",
-    ),
-    (
-        {"strategy": "local:quorum=1", "collective": "server:root=1"},
-        "with quorum=1 there may be 1 rank(s), and server: root=1 is none of the 1 ranks",
-    ),
-    ({"strategy": "local:quorum=1", "checkpoint_every": 1}, "--checkpoint-every needs all ranks at one step, and with"),
-    ({"strategy": "local:quorum=1", "device": "cuda"}, "quorum=1 of local connects ranks on CPUs; use --device cpu"),
     ({"strategy": "local:steps=90,fragments=45"}, "fragments=45 needs a model of as many blocks, and this one has"),
     ({"collective": "server:root=2"}, "server: root=2 is none of the 2 ranks"),
     ({"collective": "server:mode=asp"}, "server has no option 'mode'"),
     ({"compressor": "torch_fp16", "trigger": "sync"}, "torch_fp16 starts its own sends"),
     ({"model": "linear", "dataset": "synthetic:size=64"}, "use --model resnet50:stem=imagenet, or leave size out of"),
-    ({"strategy": ASP, "optimizer": "max_adabelief"}, "max_adabelief sends data of its own between all ranks, and"),
     ({"compressor": "torch_fp16", "optimizer": "max_adabelief"}, "exchanges something in their place; use another"),
     ({"bucket_mb": 1.0, "optimizer": "max_adabelief"}, "--bucket-mb has no meaning with max_adabelief, which sends no"),
     ({"compressor": "dgc", "optimizer": "max_adabelief"}, "max_adabelief has no momentum to hand over"),
@@ -140,12 +90,6 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"clip_norm": 1.0, "compressor": "topk:momentum_correction=true"}, "add momentum_correction=false to topk"),
     ({"clip_norm": 1.0, "optimizer": "max_adabelief"}, "max_adabelief exchanges moments, so no rank has the mean"),
     ({"clip_norm": 1.0, "optimizer": "kfac:inner=max_adabelief"}, "kfac exchanges moments, so no rank has the mean"),
-    ({"strategy": ASP, "optimizer": "muon"}, "muon needs the whole network, and the server of"),
-    ({"strategy": ASP, "optimizer": "muon:shard=true"}, "muon sends data of its own between all ranks, and with"),
-    (
-        {"strategy": f"placed:devices={CXL}", "optimizer": "muon"},
-        "muon needs the whole network, which placed",
-    ),
     (
         {"compressor": "dgc", "optimizer": "muon"},
         "muon has no momentum to hand over to momentum_correction",
@@ -172,14 +116,6 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ),
 ]
 TAKEN: list[dict[str, Any]] = [
-    {"strategy": ASP},
-    {"strategy": "async_server:root=1,staleness=3"},
-    {"strategy": ASP, "collective": "server", "compressor": "topk"},
-    {"strategy": ASP, "compressor": "terngrad"},
-    {"strategy": ASP, "compressor": "hylo"},
-    {"strategy": ASP, "optimizer": "max_adabelief:mode=gradient"},
-    {"strategy": ASP, "optimizer": "adabelief"},
-    {"strategy": ASP, "clip_norm": 1.0},
     {"strategy": "ddp", "collective": "server", "trigger": "sync", "bucket_mb": 1.0, "compressor": "powersgd"},
     {"strategy": "local", "collective": "server", "compressor": "dgc:momentum_correction=false"},
 ]
@@ -244,28 +180,15 @@ def test_epochs_are_counted_in_steps(partition: str, said: list[str]) -> None:
     assert notes == said
 
 
-def test_without_a_quorum_a_collective_may_need_all_ranks() -> None:
+def test_a_collective_of_local_steps_may_need_all_ranks() -> None:
     assert resolve(RunConfig(strategy="local", collective="server:root=1")).collective == "server:root=1"
-
-
-def test_with_a_quorum_a_collective_works_with_so_many_ranks_or_more() -> None:
-    config = resolve(RunConfig(strategy="local:quorum=2", collective="server:root=1"))
-    assert config.collective == "server:root=1"
-
-
-@pytest.mark.parametrize(
-    ("compressor", "collective"), [("none", "ring"), ("topk", "ring"), ("powersgd", "ring"), ("randomk", "ring")]
-)
-def test_a_quorum_has_a_default_collective_that_does_without_a_process_group(compressor: str, collective: str) -> None:
-    config = resolve(RunConfig(strategy="local:quorum=2", compressor=compressor))
-    assert (config.strategy, config.collective) == ("local:quorum=2", collective)
 
 
 def test_a_preset_of_local_steps_gives_way_to_options() -> None:
     config = resolve(RunConfig(strategy="local:preset=diloco,outer_lr=0.5,steps=20", epochs=1))
     assert config.strategy == "local:outer_lr=0.5,preset=diloco,steps=20"
     assert (
-        "nesterov=true,outer_lr=0.5,outer_momentum=0.9,preset=diloco,quorum=0,seconds=2,start_after=0,steps=20"
+        "nesterov=true,outer_lr=0.5,outer_momentum=0.9,preset=diloco,seconds=2,start_after=0,steps=20"
         in (config.filled["strategy"])
     )
 
@@ -292,18 +215,6 @@ def test_a_pool_finds_the_largest_variance() -> None:
     assert (config.collective, config.optimizer) == ("pool", "max_adabelief:reduce=s_max")
 
 
-def test_every_option_of_a_strategy_identifies_the_run() -> None:
-    configs = [resolve(RunConfig(strategy=text)) for text in (SSP, "async_server:staleness=1", ASP)]
-    assert configs[0].filled["strategy"] == "async_server:mode=ssp,root=0,staleness=0"
-    assert len({config.config_id for config in configs}) == len(configs)
-
-
-def test_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UsageError, match="add --device cpu"):
-        resolve(RunConfig(strategy=ASP))
-
-
 @pytest.mark.parametrize(
     ("choice", "bucket_mb"),
     [
@@ -313,7 +224,6 @@ def test_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"model": "resnet50", "dataset": "synthetic"}, 25.0),
         ({"model": "resnet50:stem=imagenet", "dataset": "synthetic:size=224,classes=1000"}, 25.0),
         ({"model": "resnet18", "dataset": "synthetic", "bucket_mb": 3.0}, 3.0),
-        ({"strategy": "async_server"}, None),
         ({"model": "resnet18", "dataset": "synthetic", "compressor": "group_topk:preset=patent"}, 42.63),
         ({"model": "resnet18", "dataset": "synthetic", "compressor": "group_topk:scope=model", "bucket_mb": 50.0}, 50),
         ({"model": "resnet18", "dataset": "synthetic", "compressor": "group_topk:preset=patent,scope=bucket"}, 18.33),

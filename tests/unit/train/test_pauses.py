@@ -7,7 +7,6 @@ from unittest.mock import MagicMock, call
 import pytest
 import torch
 
-from bench.strategies.async_server import AsyncTraining
 from bench.train.trainer import Trainer
 
 STEPS = 4
@@ -38,12 +37,3 @@ def test_a_checkpoint_waits_for_ranks_that_are_behind_while_the_clock_runs() -> 
     before, state, after = seen.mock_calls
     assert (before, after) == (call.running.__enter__(), call.running.__exit__(None, None, None))
     assert state == call.strategy.state_dict()
-
-
-def test_ranks_that_go_at_their_own_speed_wait_for_the_slowest_before_a_checkpoint(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
-    training = MagicMock(spec=AsyncTraining, _server=None, model=MagicMock(), exchanges=(), optimizer=None)
-    AsyncTraining.state_dict(training)
-    assert training.mock_calls[0] == call.synchronize()

@@ -1,0 +1,1 @@
+"""Ranks that train at their own speed with a server of parameters: the strategy `async_server`."""

@@ -1,0 +1,140 @@
+"""`ElasticMembers`: ranks that train with local steps may be lost and return.
+
+An exchange takes place among the ranks that are there (`membership.py`), and the mean is that of their differences. If
+a member is lost before all have the sum, the others repeat the exchange from the same differences. Once all of them
+have the sum, they move their outer copies and accept their residuals. So outer copies stay equal bit for bit.
+
+Source: Douillard et al. 2024 (asynchronous local SGD, arXiv:2401.09135) for workers that come and go; torchft (PyTorch)
+for a quorum that is agreed upon before every exchange of DiLoCo.
+Differs: a rank that starts takes over the outer copy with its optimizer's state and buffers, and no inner optimizer
+state or residual; rank 0 decides alone who takes part, so the run ends if rank 0 is lost.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.distributed_c10d import PrefixStore
+from typing_extensions import override
+
+from bench.extensions.elastic.coordinator import Coordinator
+from bench.extensions.elastic.membership import Member, Membership, Participants, Rendezvous
+from collectives.allreduce import Ring
+from collectives.base import Collective
+from collectives.transport.base import SingleRank, TransportError
+from collectives.transport.sockets import connect_ranks
+from compressors.layer import Step
+from gradwire.exchange.packed_state import pack_state, unpack_state
+from gradwire.exchange.report import Bucket
+from gradwire.local.fragments import FragmentExchange
+from gradwire.local.members import Members, RankSteps
+
+# Seconds for the members to connect; all are ready, so one that does not connect is lost.
+CONNECT_WITHIN_S = 10.0
+
+
+class ElasticMembers(Members):
+    """Ranks that may be lost and return.
+
+    Args:
+        collective: sums the payloads of those that take part.
+        rendezvous: how to find the other ranks, the quorum and the deadline.
+
+    Attributes:
+        membership: decides who takes part in the exchanges; set by `join`.
+    """
+
+    membership: Membership
+
+    def __init__(self, collective: Collective, rendezvous: Rendezvous) -> None:
+        # Before the first exchange nothing is summed; `_connect` binds `collective` to those that take part.
+        self.collective, self.transport = Ring(), SingleRank()
+        self._unbound, self._rendezvous = collective, rendezvous
+        self._generation = 0  # of the connections to the others
+
+    @override
+    def join(self, local: RankSteps, while_waiting: Callable[[], None], has_joined: Callable[[], None]) -> int:
+        """Join the run; return the step of the run from which this rank trains.
+
+        Raises:
+            MembershipError: the ranks did not start in time, or rank 0 refuses this one.
+            TransportError: rank 0 does not answer.
+        """
+        rendezvous, ledger = self._rendezvous, self.transport.ledger
+        self._local, self._has_joined = local, has_joined
+
+        def state_before(exchange: int) -> bytes:
+            return pack_state(local.shared_state() | {"exchange": exchange}).numpy().tobytes()
+
+        if rendezvous.rank == 0:
+            self.membership = Coordinator(rendezvous, ledger, state=state_before, while_waiting=while_waiting)
+        else:
+            self.membership = Member(rendezvous, ledger)
+        try:
+            packed = self.membership.join()
+        except Exception:
+            self.membership.disconnect()
+            raise
+        if packed is not None:
+            state = unpack_state(torch.frombuffer(bytearray(packed), dtype=torch.uint8))
+            local.take_over(state, state["exchange"])
+        self._first_step = local.num_steps
+        return self._first_step
+
+    @property
+    def _steps_here(self) -> int:
+        """Return the steps that this rank has made since it joined."""
+        return self._local.num_steps - self._first_step
+
+    def share_figures(self, own: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
+        """Send this rank's figures to rank 0, as `Membership.share_figures`, after the last step that it has made."""
+        return self.membership.share_figures(self._local.num_steps, own, self._steps_here)
+
+    @override
+    def average_(self, local: RankSteps, exchange: FragmentExchange, step: Step) -> Bucket:
+        difference, buffers = exchange.mean.clone(), [buffer.clone() for buffer in exchange.buffers]
+        while True:
+            participants = self.membership.begin(exchange.number, self._steps_here)
+            exchange.mean.copy_(difference)
+            for buffer, before in zip(exchange.buffers, buffers, strict=True):
+                buffer.copy_(before)
+            problem = None
+            try:
+                self._connect(local, participants)
+                rank, world_size = local.transport.rank, local.transport.world_size
+                bucket = local.average_once_(exchange, dataclasses.replace(step, rank=rank, world_size=world_size))
+            except TransportError as error:
+                problem = str(error)
+            if self.membership.agree(problem):
+                return bucket
+            local.drop()
+
+    @override
+    def admit(self) -> None:
+        self.membership.admit()
+        if self._steps_here == self._rendezvous.interval:  # the end of its first exchange
+            self._has_joined()
+
+    @override
+    def close(self) -> None:
+        self.membership.close()
+
+    def _connect(self, local: RankSteps, participants: Participants) -> None:
+        """Connect this rank to the others that take part, unless that was done before."""
+        if participants.generation == self._generation:
+            return
+        self._generation = participants.generation
+        timeout_s = self._rendezvous.sum_timeout_s
+        open_transport = functools.partial(
+            connect_ranks,
+            PrefixStore(f"gradwire/members/{participants.generation}", self._rendezvous.store),
+            self._rendezvous.rank,
+            participants.ranks,
+            self._rendezvous.host,
+            timeout_s=timeout_s,
+            connect_s=min(CONNECT_WITHIN_S, timeout_s),
+            ledger=self.transport.ledger,
+        )
+        local.connect(self._unbound, open_transport)

@@ -1,1 +1,0 @@
-"""Strategy `local`: ranks train alone between exchanges."""
