@@ -225,6 +225,10 @@ class Options:
                 )
         return cls(**values)
 
+    def obstacle_to_resizing(self) -> str:
+        """Return why a run with this component cannot go on with another number of ranks; empty if it can."""
+        return ""
+
     @classmethod
     def option_names(cls) -> list[str]:
         """Return the names of the options, in declaration order."""

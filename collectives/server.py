@@ -110,6 +110,10 @@ class Server(Collective):
         return BoundServer(self, transport, encoder)
 
     @override
+    def obstacle_to_resizing(self) -> str:
+        return f"{self} keeps a part of every layer on each rank" if self.is_sharded else ""
+
+    @override
     def check_ranks(self, world_size: int) -> None:
         if self.root >= world_size:
             raise Incompatible(

@@ -370,6 +370,10 @@ def first_compatible(compressor: Compressor, collectives: Sequence[Collective]) 
 class DdpHook(Compressor):
     """Base of the compressors that are a communication hook of DDP themselves, and so work nowhere else."""
 
+    @override
+    def obstacle_to_resizing(self) -> str:
+        return f"{self.component_name} keeps its state in a hook of DDP"
+
 
 @dataclasses.dataclass(kw_only=True)
 class TorchHook(DdpHook):

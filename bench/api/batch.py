@@ -12,14 +12,14 @@ from bench.api.progress import Display, print_notes
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import parse_seeds
 from bench.core.counters import NOTEWORTHY_SHARE
-from bench.core.errors import Interrupted, RunFailed, UsageError, has_diverged
+from bench.core.errors import FAIL_AGAIN, Interrupted, RunFailed, UsageError
 from bench.core.rows import read_rows
 from bench.core.run_folder import RunFolder
 from bench.core.spec import split_list
 from bench.hosts.cluster import Cluster
 from bench.hosts.support import check_and_choose_backend
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
-from bench.launch.resolve import prepare_data, resolve_each, with_ranks
+from bench.launch.plan import plan_each, prepare_data, with_ranks
 from bench.launch.run import Result, check_left, configuration_of, execute, last_step, resume
 from bench.launch.sweep_file import SweepFile, plan_runs
 from bench.report.quality import quality_of
@@ -57,8 +57,7 @@ class Batch:
         last, left = failed[-1], self.configs[len(self.results) :]
         step, path = last_step(last.folder), last.folder.path
         advice = ""
-        fails_again = has_diverged(last.error) or "a gradient was not finite" in last.error
-        if step is not None and not fails_again:  # a resumed run keeps its options
+        if step is not None and last.summary.get("error_kind") not in FAIL_AGAIN:  # a resumed run keeps its options
             advice = f"; to resume from step {step}: bench run --resume {path}"
         counted = ""
         if self.num_methods > 1:
@@ -100,10 +99,10 @@ def plan(options: RunConfig, seeds: list[int], server: ForkServer) -> list[RunCo
     """
     specs = split_list(options.compressor)
     if len(specs) == 1:
-        (outcome,) = resolve_each([options], server)
+        (outcome,) = plan_each([options], server)
         if isinstance(outcome, UsageError):
             raise outcome
-        return [dataclasses.replace(outcome, seed=seed) for seed in seeds]
+        return [outcome.changed(seed=seed) for seed in seeds]
     if options.nnodes > 1:
         raise UsageError(
             f"--compressor names {len(specs)} compressors, which are compared on one machine; give one of them with "
@@ -196,7 +195,7 @@ def resume_run(
             server.warm_up(config.threads)
             config = server.call(with_ranks, config, world_size)
         if timeout_s is not None:
-            config = dataclasses.replace(config, timeout_s=timeout_s)
+            config = config.changed(timeout_s=timeout_s)
         with Display(f"{config.name} seed {config.seed}, resumed", quiet=quiet) as display:
             result = resume(folder, display.report, server, config, residuals)
     return Batch(configs=[config], results=[result])

@@ -21,7 +21,6 @@ from bench.api.batch import (
 )
 from bench.api.frames import load
 from bench.api.keywords import by_option_name, takes_options
-from bench.api.run_options import RunOptions
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.core.run_folder import RUNS_FOLDER
@@ -31,6 +30,8 @@ from bench.launch.recipes import with_recipe
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from bench.api.run_options import RunOptions
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

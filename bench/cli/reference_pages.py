@@ -1,7 +1,7 @@
 """Write what repeats the declarations of options and columns: ``python -m bench.cli.reference_pages``.
 
 These are docs/options.md, of which only the table is written, docs/columns.md, and the types of the keywords of
-`bench.run` in bench/api/run_options.py. A test fails if a file does not match the declarations.
+`bench.run` in bench/api/run_options.pyi. A test fails if a file does not match the declarations.
 """
 
 import inspect
@@ -20,7 +20,7 @@ from bench.core.schema import LAYERS, LINKS, METRICS, PARTITION, Column
 from collectives.options import value_text
 
 OPTIONS, COLUMNS = Path("docs/options.md"), Path("docs/columns.md")
-KEYWORD_TYPES = Path("bench/api/run_options.py")
+KEYWORD_TYPES = Path("bench/api/run_options.pyi")
 
 BEGIN = "<!-- Written by `python -m bench.cli.reference_pages`; edit the options, not this table. -->\n"
 END = "<!-- End of the table. -->\n"
@@ -134,7 +134,7 @@ def columns_page() -> str:
 
 
 def keyword_types() -> str:
-    """Return the whole text of bench/api/run_options.py."""
+    """Return the whole text of bench/api/run_options.pyi."""
     options = {option.name: option for option in RunConfig.options()}
     lines = [
         f"    {keyword}: {_type_text(options[name])}" for keyword, name in KEYWORDS.items() if keyword != "compressor"

@@ -108,7 +108,7 @@ def run(
         timeout_s = options.timeout_s if "timeout_s" in given else None
         batch = resume_run(resume_folder, options.world_size, resume_residuals, timeout_s)
     else:
-        options = RunConfig(**with_recipe(chosen))
+        options = options.changed(**with_recipe(chosen))
         numbers = seeds_to_run(options, seeds or None, has_seed="seed" in given)
         with ForkServer(TRAIN) as server:  # also for a dry run, because it refuses kernels that are not available
             configs = plan(options, numbers, server)

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from collectives.base import Collective
 from collectives.options import OptionError, Options
@@ -58,6 +59,10 @@ class Optimizer(Options, abc.ABC):
     def period(self) -> int:
         """Return the number of steps after which the work of the steps repeats."""
         return 1
+
+    @override
+    def obstacle_to_resizing(self) -> str:
+        return f"{self.component_name} keeps different moments on every rank" if self.keeps_gradients else ""
 
     def warnings(self) -> list[str]:
         """Return what the user should know about these options, one sentence each."""

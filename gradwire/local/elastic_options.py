@@ -10,9 +10,9 @@ from collectives.allreduce import Native
 from collectives.base import Collective
 from collectives.direct import Direct
 from collectives.hierarchical import Hierarchical
-from collectives.options import CountOrZero, Incompatible, OptionError, incompatibility
+from collectives.options import CountOrZero, incompatibility
 from collectives.pool import Pool
-from compressors.base import Compressor
+from collectives.refusals import Refusal
 from gradwire.local.options import LocalOptions
 
 
@@ -35,66 +35,67 @@ class ElasticOptions(LocalOptions, name="local"):
     ] = 10.0
 
     @override
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        obstacles = (
-            (
-                self.steps == "auto" and self.quorum > 0,
-                f"steps=auto plans the steps of all ranks, and with quorum={self.quorum} some may be lost; use a "
-                "number of steps",
+    def _own_refusals(self) -> list[Refusal]:
+        name, has_quorum = self.component_name, self.quorum > 0
+        return [
+            *super()._own_refusals(),
+            Refusal(
+                self.steps == "auto" and has_quorum,
+                f"{name}: steps=auto plans the steps of all ranks, and with quorum={self.quorum} some may be lost",
+                [{"strategy.steps": 30}, {"strategy.quorum": None}],
             ),
-            (
-                self.quorum > 0 and self.delay > 0,
-                f"delay={self.delay} leaves an exchange under way during later steps, and with quorum={self.quorum} a "
-                "rank may be lost meanwhile; use delay=0",
+            Refusal(
+                has_quorum and self.delay > 0,
+                f"{name}: delay={self.delay} leaves an exchange under way during later steps, and with quorum="
+                f"{self.quorum} a rank may be lost meanwhile",
+                [{"strategy.delay": 0}],
             ),
-            (
-                self.quorum > 0 and self.start_after > 0,
-                f"start_after={self.start_after} averages the gradients of all ranks in every first step, and with "
-                f"quorum={self.quorum} some may be lost; use start_after=0",
+            Refusal(
+                has_quorum and self.start_after > 0,
+                f"{name}: start_after={self.start_after} averages the gradients of all ranks in every first step, and "
+                f"with quorum={self.quorum} some may be lost",
+                [{"strategy.start_after": 0}],
             ),
-            (
-                not self.quorum and self.deadline != type(self).deadline,
-                f"deadline={self.deadline:g} bounds the wait for ranks that a quorum goes on without; add quorum, or "
-                "leave out deadline",
+            Refusal(
+                not has_quorum and self.deadline != type(self).deadline,
+                f"{name}: deadline={self.deadline:g} bounds the wait for ranks that a quorum goes on without",
+                [{"strategy.quorum": 1}, {"strategy.deadline": None}],
             ),
-        )
-        for applies, sentence in obstacles:
-            if applies:
-                raise OptionError(f"{self.component_name}: {sentence}")
+        ]
 
-    @override
-    def check_pair(self, compressor: Compressor, collective: Collective) -> None:
-        super().check_pair(compressor, collective)
-        if self.quorum:
-            self._check_members(collective)
-
-    def check_quorum(self, collective: Collective, world_size: int) -> None:
-        """Check that a collective works with any number of ranks from the quorum to all, as members leave and return.
-
-        Raises:
-            Incompatible: it does not, or the quorum is larger.
-        """
-        if self.quorum > world_size:
-            raise Incompatible(
-                f"{self.component_name}: quorum={self.quorum} is more than the {world_size} ranks; lower it"
-            )
-        for present in range(self.quorum, world_size + 1):
-            if reason := incompatibility(collective.check_ranks, present):
-                raise Incompatible(f"with quorum={self.quorum} there may be {present} rank(s), and {reason}")
-
-    def _check_members(self, collective: Collective) -> None:
+    def quorum_refusals(self, collective: Collective, world_size: int) -> list[Refusal]:
+        """Return why a collective does not work with any number of ranks from the quorum to all, as members change."""
         parts = [collective.within, collective.between] if isinstance(collective, Hierarchical) else [collective]
-        for part in parts:
-            name = part.component_name
-            why = ""
-            if isinstance(part, Native):
-                why = f"{name} is an operation of one process group, which breaks when a rank is lost"
-            elif isinstance(part, Pool):
-                why = f"{name} maps memory for a fixed set of ranks"
-            elif isinstance(part, Direct) and part.shares == "bandwidth":
-                why = f"{name} divides the work by the links of all ranks"
-            elif part.keeps_residuals:
-                why = f"{name} keeps errors of sums, which would be lost with a rank"
-            if why:
-                raise Incompatible(f"{why}, and with quorum={self.quorum} ranks come and go; use collective ring")
+        bound = next(filter(None, map(_bound_to_all, parts)), "") if self.quorum else ""
+        numbers = range(self.quorum, world_size + 1) if self.quorum else ()
+        reasons = ((present, incompatibility(collective.check_ranks, present)) for present in numbers)
+        impossible = next(((present, reason) for present, reason in reasons if reason), None)
+        return [
+            Refusal(
+                bool(bound),
+                f"{bound}, and with quorum={self.quorum} ranks come and go",
+                [{"collective": "ring"}],
+            ),
+            Refusal(
+                self.quorum > world_size,
+                f"{self.component_name}: quorum={self.quorum} is more than the {world_size} ranks",
+                [{"strategy.quorum": world_size}],
+            ),
+            Refusal(
+                impossible is not None,
+                f"with quorum={self.quorum} there may be {{}} rank(s), and {{}}".format(*impossible or ("", "")),
+                [{"collective": "ring"}],
+            ),
+        ]
+
+
+def _bound_to_all(part: Collective) -> str:
+    """Return why a collective needs all ranks at all times; empty if it does not."""
+    name = part.component_name
+    if isinstance(part, Native):
+        return f"{name} is an operation of one process group, which breaks when a rank is lost"
+    if isinstance(part, Pool):
+        return f"{name} maps memory for a fixed set of ranks"
+    if isinstance(part, Direct) and part.shares == "bandwidth":
+        return f"{name} divides the work by the links of all ranks"
+    return f"{name} keeps errors of sums, which would be lost with a rank" if part.keeps_residuals else ""

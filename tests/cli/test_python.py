@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pytest
@@ -22,14 +22,16 @@ import torch
 import bench
 from bench.api.keywords import KEYWORDS
 from bench.api.progress import LiveLine, warn
-from bench.api.run_options import RunOptions
 from bench.cli.reference_pages import KEYWORD_TYPES, keyword_types
 from bench.core import functions
 from bench.core.config.run import RunConfig
 from bench.core.schema import METRICS
-from bench.launch.refusals import outcomes_without_torch
+from bench.launch.without_torch import outcomes_without_torch
 from tests.testing.fake_rows import fake_seeds, topk_seeds, write_runs
 from tests.testing.invoke import REPOSITORY, invoke
+
+if TYPE_CHECKING:
+    from bench.api.run_options import RunOptions
 
 TINY: RunOptions = {"model": "linear", "steps": 4, "train_size": 200, "test_size": 40, "threads": 1}
 LONG: RunOptions = {**TINY, "steps": 1_000_000}

@@ -14,7 +14,7 @@ from bench.core.errors import UsageError
 from bench.core.files import locked
 from bench.core.run_folder import RunFolder, write_json
 from bench.core.schema import LAYERS, METRICS, Column
-from bench.launch.resolve import with_ranks
+from bench.launch.plan import with_ranks
 from bench.launch.run import change_ranks, configuration_of, prepare_folder
 from tests.testing.checkpoints import add_checkpoint
 from tests.testing.configs import make_config

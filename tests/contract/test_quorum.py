@@ -13,6 +13,7 @@ from torch import nn
 from bench.core import registry, spec
 from collectives.base import Collective
 from collectives.options import incompatibility
+from collectives.refusals import refuse
 from compressors.base import Compressor
 from gradwire.local.coordinator import Coordinator
 from gradwire.local.elastic_options import ElasticOptions
@@ -115,7 +116,7 @@ def pairs() -> list[tuple[str, str]]:
             bound = cast(Collective, spec.build("collectives", collective))
             if not (
                 incompatibility(compressor.check_compatible, bound)
-                or incompatibility(options.check_pair, compressor, bound)
+                or incompatibility(refuse, options.pair_refusals, compressor, bound)
             ):
                 found.append((name, collective))
                 break

@@ -16,7 +16,6 @@ from typing_extensions import Unpack
 from bench.api.frames import frame
 from bench.api.keywords import by_option_name, takes_options
 from bench.api.progress import LiveLine
-from bench.api.run_options import RunOptions
 from bench.core.config.run import MAX_SEED, RunConfig
 from bench.core.errors import Interrupted, UsageError
 from bench.core.run_folder import RUNS_FOLDER
@@ -25,6 +24,7 @@ from bench.core.units import parse_duration
 if TYPE_CHECKING:
     import pandas as pd
 
+    from bench.api.run_options import RunOptions
     from bench.extensions.decide.search import StudyResult
     from bench.extensions.decide.study import Study
 

@@ -15,7 +15,7 @@ from bench.extensions.microbenchmarks.options import BYTES_PER_ELEMENT, Collecti
 from bench.launch.jobs import torchrun
 from bench.launch.jobs.failure import WatchdogTimeouts
 from bench.launch.jobs.fork_server import ForkServer
-from bench.launch.resolve import choose_device, place, prepare_data
+from bench.launch.plan import choose_device, place, prepare_data
 from bench.launch.run import OnReport, measure
 from collectives.options import incompatibility
 

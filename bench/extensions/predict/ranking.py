@@ -36,6 +36,7 @@ from bench.extensions.predict.validation import NOT_CHECKED, latency_note, notes
 from bench.strategies.local.local import Local
 from collectives.base import Collective
 from collectives.options import incompatibility
+from collectives.refusals import refuse
 from compressors.base import Compressor
 
 # Largest number of ranks for which all collectives are tried; with more, only the one that a run would choose.
@@ -113,7 +114,7 @@ def pairs(request: PredictionRequest, compressors: Iterable[str]) -> Iterator[Pr
             continue
         for name_of_compressor in compressors:
             compressor = cast(Compressor, spec.build("compressors", name_of_compressor))
-            if isinstance(strategy, Local) and incompatibility(strategy.check_pair, compressor, collective):
+            if isinstance(strategy, Local) and incompatibility(refuse, strategy.pair_refusals, compressor, collective):
                 continue
             if not incompatibility(compressor.check_compatible, collective):
                 yield dataclasses.replace(request, compressor=name_of_compressor, collective=name)

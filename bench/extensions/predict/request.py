@@ -35,6 +35,7 @@ from collectives.base import Collective
 from collectives.direct import on_links
 from collectives.hierarchical import Hierarchical
 from collectives.options import Incompatible
+from collectives.refusals import refuse
 from collectives.schedule.rounds import Layout
 from collectives.schedule.waves import Lengths, waves_of
 from compressors.base import Compressor, first_compatible
@@ -249,7 +250,7 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
                 trigger=request.trigger,
                 device="cpu",
             )
-            strategy.check_compatible(options, compressor, legal, optimizer)
+            refuse(strategy.refusals, options, compressor, legal, optimizer)
     return dataclasses.replace(request, compressor=text, collective=str(legal), strategy=str(strategy))
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import bench
-from bench.api.run_options import RunOptions
 from bench.datasets.folders import find_files
 from bench.extensions.decide.api import Answer
 from tests.extensions.decide.test_decide_command import result_of
 from tests.testing.invoke import execute
+
+if TYPE_CHECKING:
+    from bench.api.run_options import RunOptions
 
 OPTIONS: RunOptions = {
     "model": "linear", "epochs": 2, "train_size": 320, "test_size": 64, "threads": 1, "target_accuracy": 0.2, "seed": 7,

@@ -15,7 +15,7 @@ from bench.cli.reference_pages import options_page
 from bench.core import registry
 from bench.core.config.run import DEFAULT_EPOCHS, RunConfig
 from bench.core.errors import BenchError, Interrupted, NothingToCompare, Regression, RunFailed, UsageError
-from bench.launch.resolve import resolve
+from bench.launch.plan import plan
 from tests.testing.invoke import invoke
 
 ROOT = Path(__file__).parents[3]
@@ -107,12 +107,12 @@ def test_the_table_names_every_default() -> None:
 
 
 def test_what_the_program_chooses_is_what_the_table_says() -> None:
-    config = resolve(RunConfig())
+    config = plan(RunConfig())
     assert (config.collective, config.epochs, config.eval_every) == ("native", DEFAULT_EPOCHS, 1)
-    assert resolve(RunConfig(compressor="topk")).collective == "allgather"
-    assert resolve(RunConfig(compressor="group_topk:preset=patent")).collective == "ring"
-    assert resolve(RunConfig(compressor="group_topk:preset=patent", collective="tree")).collective == "tree"
-    assert resolve(RunConfig(steps=5)).eval_every == 0
+    assert plan(RunConfig(compressor="topk")).collective == "allgather"
+    assert plan(RunConfig(compressor="group_topk:preset=patent")).collective == "ring"
+    assert plan(RunConfig(compressor="group_topk:preset=patent", collective="tree")).collective == "tree"
+    assert plan(RunConfig(steps=5)).eval_every == 0
     assert config.lr == registry.load("optimizers", "sgd").default_lr  # type: ignore[attr-defined]
 
 

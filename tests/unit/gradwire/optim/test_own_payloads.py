@@ -11,7 +11,7 @@ import torch
 from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
-from bench.launch.resolve import check, resolve
+from bench.launch.plan import check, plan
 from bench.optimizers.base import Optimizer
 from gradwire.optim.base import BoundOptimizer
 from gradwire.optim.flat import FlatOptimizer
@@ -119,15 +119,15 @@ def test_what_does_not_combine_is_refused_in_a_sentence(choice: dict[str, object
 
 
 def test_the_collective_that_an_optimizer_needs_is_the_default() -> None:
-    assert resolve(RunConfig(optimizer="demo")).collective == "allgather"
-    assert resolve(RunConfig(optimizer="onebit_adam")).collective == "ring"
+    assert plan(RunConfig(optimizer="demo")).collective == "allgather"
+    assert plan(RunConfig(optimizer="onebit_adam")).collective == "ring"
 
 
 @pytest.mark.parametrize("text", ["demo", "onebit_adam", "zero_one_adam"])
 def test_clipping_is_accepted(text: str) -> None:
-    assert resolve(RunConfig(optimizer=text, clip_norm=1.0)).clip_norm == 1.0
+    assert plan(RunConfig(optimizer=text, clip_norm=1.0)).clip_norm == 1.0
 
 
 def test_the_user_learns_how_long_gradients_travel_whole() -> None:
-    (note,) = resolve(RunConfig(optimizer="onebit_adam:warmup_steps=7")).notes
+    (note,) = plan(RunConfig(optimizer="onebit_adam:warmup_steps=7")).notes
     assert "its first 7 steps" in note

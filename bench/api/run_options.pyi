@@ -2,7 +2,6 @@
 
 from typing import Literal, TypedDict
 
-
 class RunOptions(TypedDict, total=False):
     """Options of `bench run`, except the compressor, which can be several."""
 
