@@ -10,9 +10,7 @@ from collectives.options import did_you_mean
 
 F = TypeVar("F", bound=Callable[..., Any])
 # Option name of each keyword; a keyword is the option of the command line with underscores.
-KEYWORDS = {
-    option.flag_name.removeprefix("--").replace("-", "_"): option.name for option in RunConfig.options() if option.flag
-}
+KEYWORDS = {option.keyword: option.name for option in RunConfig.options() if option.flag}
 
 
 def takes_options(function: F) -> F:

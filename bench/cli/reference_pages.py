@@ -147,7 +147,6 @@ _KEYWORD_TYPES = '''\
 
 from typing import Literal, TypedDict
 
-
 class RunOptions(TypedDict, total=False):
     """Options of `bench run`, except the compressor, which can be several."""
 '''

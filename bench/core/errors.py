@@ -23,6 +23,10 @@ class UsageError(BenchError):
     exit_code = 2
 
 
+class PluginError(UsageError):
+    """A third party's component cannot be used; the message names the component and the reason."""
+
+
 class RunFailed(BenchError):
     """A run started and failed; the rows written so far are kept."""
 

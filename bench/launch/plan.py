@@ -114,7 +114,7 @@ def plan(options: RunConfig) -> RunConfig:
     config = config.changed(device=choose_device(config.device, _gpus_needed(config, parts)))
     with spec.usage_errors():
         _check_together(config, parts)  # again, because some components work only on the CPU
-        Partition.parse(config.partition).check_classes(parts.dataset.num_classes, config.replicas)
+        refuse(refusals.class_refusals, config, parts.dataset.num_classes)
         with torch.device("meta"):  # shapes and dtypes, but no memory
             network = build_network(parts.model, parts.dataset)
         if reason := sparse_gradients(network):

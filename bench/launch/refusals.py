@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING
 
 from bench.core.config.run import DEFAULT_WORLD_SIZE, RanksConfig, RunConfig
-from bench.core.config.syntax import LrScaling, Straggler
+from bench.core.config.syntax import LrScaling, Partition, Straggler
 from bench.hosts.cluster import Cluster
 from collectives.refusals import Refusal
 
@@ -104,13 +104,8 @@ def sample_refusals(config: RunConfig) -> list[Refusal]:
     shard = train_size // replicas
     times = f" times --accumulate {accumulate}" if accumulate > 1 else ""
     batch_size = shard // accumulate
-    last = straggler and str(dataclasses.replace(straggler, rank=config.world_size - 1))
     return [
-        Refusal(
-            straggler is not None and straggler.rank >= config.world_size,
-            f"--straggler {straggler} names none of the {config.world_size} ranks, which count from 0",
-            [{"straggler": last}],
-        ),
+        *straggler_refusals(straggler, config.world_size),
         Refusal(
             train_size <= 0,
             f"--holdout-size {held_out} leaves none of {config.train_size} training samples to train on",
@@ -133,6 +128,18 @@ def sample_refusals(config: RunConfig) -> list[Refusal]:
             f"over {replicas} ranks)",
             [{"batch_size": batch_size} if batch_size else {"batch_size": shard, "accumulate": None}],
         ),
+    ]
+
+
+def straggler_refusals(straggler: Straggler | None, world_size: int) -> list[Refusal]:
+    """Return what the number of ranks excludes."""
+    last = straggler and str(dataclasses.replace(straggler, rank=world_size - 1))
+    return [
+        Refusal(
+            straggler is not None and straggler.rank >= world_size,
+            f"--straggler {straggler} names none of the {world_size} ranks, which count from 0",
+            [{"straggler": last}],
+        )
     ]
 
 
@@ -169,6 +176,27 @@ def training_refusals(config: RunConfig, parts: Components) -> list[Refusal]:
             bool(config.steps) and not isinstance(config.eval_every, int),
             f"--eval-every {config.eval_every} is no number of steps, which --steps makes it",
             [{"eval_every": math.ceil(config.eval_every)}],
+        ),
+    ]
+
+
+def class_refusals(config: RunConfig, num_classes: int) -> list[Refusal]:
+    """Return what the number of classes excludes: more classes per rank, and too few ranks for all classes."""
+    per_rank = Partition.parse(config.partition).per_rank or 0
+    enough = math.ceil(num_classes / config.replicas)
+    return [
+        Refusal(
+            per_rank > num_classes,
+            f"--partition {config.partition} is not possible with {num_classes} classes",
+            [{"partition": f"classes:per_rank={num_classes}"}, {"partition": "iid"}],
+        ),
+        Refusal(
+            0 < config.replicas * per_rank < num_classes,
+            f"--partition {config.partition} leaves out some of {num_classes} classes with {config.replicas} ranks",
+            [
+                {"partition": f"classes:per_rank={enough}"},
+                {"world_size": math.ceil(num_classes / max(1, per_rank))},
+            ],
         ),
     ]
 

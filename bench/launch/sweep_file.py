@@ -134,7 +134,7 @@ def options_by_key() -> dict[str, str]:
     are read separately.
     """
     return {
-        option.flag_name.removeprefix("--").replace("-", "_"): option.name
+        option.keyword: option.name
         for option in RunConfig.options()
         if option.flag and option.flag.panel != MACHINES and option.name != "seed"
     }

@@ -20,8 +20,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
-from bench.core.errors import UsageError
-from bench.core.registry import PluginError
+from bench.core.errors import PluginError, UsageError
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -122,10 +122,13 @@ def test_compare_gives_the_rows_of_the_command(tmp_path: Path, capsys: pytest.Ca
         (lambda: bench.run(out=3), "out=3 is not possible: give the path of a folder"),  # type: ignore[arg-type]
         (lambda: bench.run(resume=3), "resume=3 is not possible: give the path of a folder"),  # type: ignore[arg-type]
         (lambda: bench.run(resume="x", world_size="two"), "--world-size two is not possible: give a whole number"),  # type: ignore[typeddict-item]
-        (lambda: bench.run(resume="x", resume_residuals="add"), "give sum or drop"),  # type: ignore[arg-type]
-        (lambda: bench.run(resume="x", epochs=3, seeds=[1]), "configuration; leave out epochs, seeds"),
+        (
+            lambda: bench.run(resume="x", resume_residuals="add"),
+            "use --resume-residuals sum or --resume-residuals drop",
+        ),  # type: ignore[arg-type]
+        (lambda: bench.run(resume="x", epochs=3, seeds=[1]), "configuration; leave out --epochs and --seeds"),
         (lambda: bench.run(resume="x"), "x is not a run folder"),
-        (lambda: bench.run(resume_residuals="sum"), "add --resume and --world-size"),
+        (lambda: bench.run(resume_residuals="sum"), "(--resume and --world-size)"),
         (lambda: bench.load("nowhere"), "nowhere does not exist"),
         (lambda: bench.compare("nowhere"), "nowhere does not exist"),
     ],

@@ -61,7 +61,7 @@ def test_a_run_that_lost_a_rank_goes_on_from_its_checkpoint_as_if_it_had_not(tmp
     ("arguments", "sentence"),
     [
         (("--epochs", "3"), "leave out --epochs"),
-        (("--lr", "0.1", "--seeds", "1,2"), "leave out --lr, --seeds"),
+        (("--lr", "0.1", "--seeds", "1,2"), "leave out --lr and --seeds"),
         ((), "is not a run folder (it holds no config.json); give one below results/runs"),
     ],
 )

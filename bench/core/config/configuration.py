@@ -93,6 +93,11 @@ class CommandOption(Option):
         return (self.flag and self.flag.name) or f"--{self.name.replace('_', '-')}"
 
     @property
+    def keyword(self) -> str:
+        """Return the option as it is written in Python and in sweep files: the flag with underscores."""
+        return self.flag_name.removeprefix("--").replace("-", "_")
+
+    @property
     def cell_type(self) -> type:
         """Return the Python type of the option's value when it is not None: int, float, bool or str."""
         is_union = typing.get_origin(self.value_type) in (typing.Union, types.UnionType)

@@ -27,6 +27,7 @@ from bench.extensions.predict.options import MOST_RANKS, MOST_TOGETHER, PredictC
 from bench.extensions.predict.prediction import Prediction, predict
 from bench.hosts.cluster import HostLink, Trace, has_real_frames
 from bench.hosts.cluster_options import cluster_from_toml, link_of, link_texts
+from bench.launch.refusals import straggler_refusals
 from bench.optimizers.base import Optimizer
 from bench.strategies.async_server import AsyncServer
 from bench.strategies.base import Strategy
@@ -217,8 +218,6 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
         raise UsageError(
             f"{request.world_size} ranks of async_server cannot be simulated; choose at most {MOST_PUSHING}"
         )
-    if request.straggler is not None:
-        request.straggler.check_among(request.world_size)
     if not request.is_ddp and request.link_trace:
         raise UsageError(
             f"a rate that changes over time cannot be predicted with {strategy.component_name}; give the hosts a "
@@ -239,6 +238,7 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
     ]
     legal = first_compatible(compressor, components)
     with spec.usage_errors():
+        refuse(straggler_refusals, request.straggler, request.world_size)
         compressor.check_compatible(legal)
         check_predictable(legal)
         legal.check_ranks(request.world_size)

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from bench.core import registry
+from bench.core.errors import PluginError
 from bench.core.files import walk
-from bench.core.registry import PluginError
 from bench.report.plots import accuracy, speed, style
 from bench.report.plots.results import NotDrawable, Results
 from bench.report.quality import ACCURACY

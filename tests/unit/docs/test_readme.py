@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import os
 import re
 import shlex
@@ -10,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli.commands import EXTENSIONS
 from bench.cli.reference_pages import options_page
 from bench.core import registry
 from bench.core.config.run import DEFAULT_EPOCHS, RunConfig
@@ -27,7 +27,8 @@ PAGES = sorted(DOCS.glob("**/*.md"))
 DOCUMENTS = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")), *PAGES]
 
 _FENCE = re.compile(r"^( *)```[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
-_OF_MISSING_EXTENSIONS = EXTENSIONS.keys() - registry.plugins("commands").keys()
+_INSTALLED = importlib.metadata.entry_points(group="bench.commands").names
+_OF_MISSING_EXTENSIONS = _INSTALLED - registry.plugins("commands").keys()
 _OTHERS = [
     verb for verb in ("sweep", "tune", "compare", "plot", "report", "predict", "list", "data", "doctor", "place")
     if verb not in _OF_MISSING_EXTENSIONS

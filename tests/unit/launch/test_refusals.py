@@ -40,6 +40,8 @@ CHOICES: list[dict[str, Any]] = [
     {"target_bits_per_byte": 2.0},
     {"dataset": "stdlib", "model": "gpt", "target_bits_per_byte": 2.0, "target_accuracy": 0.5},
     {"stop_at_target": True},
+    {"partition": "classes:per_rank=11"},
+    {"partition": "classes:per_rank=2"},
     {"lr_scaling": "linear:gradual=true"},
     {"steps": 4, "eval_every": 0.5},
     {"clip_norm": 1.0, "compressor": "dgc"},
@@ -68,6 +70,7 @@ CHOICES: list[dict[str, Any]] = [
     {"strategy": ASP, "optimizer": "max_adabelief"},
     {"strategy": ASP, "optimizer": "muon:shard=true"},
     {"strategy": ASP, "optimizer": "muon"},
+    {"strategy": PLACED, "hosts": 5},
     {"strategy": PLACED, "nnodes": 5, "rdzv_endpoint": "host0:29500"},
     {"strategy": PLACED, "device": "cuda"},
     {"strategy": PLACED, "bucket_mb": 1.0},
@@ -84,6 +87,8 @@ CHOICES: list[dict[str, Any]] = [
     {"strategy": BY_DATA, "compressor": "torch_fp16"},
     {"strategy": PLACED, "compressor": "topk"},
     {"strategy": PLACED, "optimizer": "muon"},
+    {"strategy": BY_DATA, "optimizer": "kfac:inner=max_adabelief"},
+    {"strategy": BY_DATA, "optimizer": "zero_one_adam"},
     *(
         {"strategy": f"local:steps=auto,{option}"}
         for option in ("fragments=2", "delay=2", "start_after=2", "average=senders", "clip=median")
@@ -232,7 +237,10 @@ def test_every_refusal_of_every_table_applies_to_some_choice() -> None:
         _, cause = refused(choice)
         fired[cause.table].add(cause.number)
         sizes[cause.table] = cause.size
-    tables = {name for name in vars(refusals) if name.endswith("_refusals")} - {"resizing_refusals"}
+    tables = {name for name in vars(refusals) if name.endswith("_refusals")} - {
+        "resizing_refusals",
+        "straggler_refusals",
+    }
     tables |= {registry.load("strategies", name).refusals.__qualname__ for name in registry.entries("strategies")}
     assert tables <= set(sizes)
     assert {name: set(range(size)) - fired[name] for name, size in sizes.items()} == {name: set() for name in sizes}

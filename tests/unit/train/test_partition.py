@@ -115,18 +115,6 @@ def test_the_skew_is_the_mean_total_variation_distance() -> None:
     assert partition.label_skew(torch.arange(100), [torch.tensor([0])]) == pytest.approx(0.99)
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"partition": "classes:per_rank=11"}, "not possible with 10 classes"),
-        ({"partition": "classes:per_rank=2", "world_size": 4}, "raise per_rank to 3, or --world-size to 5"),
-    ],
-)
-def test_impossible_numbers_of_classes_are_refused(changes: dict[str, object], sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        plan(RunConfig(**changes))  # type: ignore[arg-type]
-
-
 def test_data_without_classes_can_only_be_divided_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Digits, "has_classes", False)
     plan(RunConfig(partition="iid"))
