@@ -59,11 +59,14 @@ class Collective(Options, abc.ABC):
         recodes: True if the sum of payloads that are not element-wise is encoded again by the run's compressor.
         keeps_residuals: True if the error of an encoded or rounded sum is added to the next sum of the same layers;
             this needs the layers of a training run.
+        without_residuals: for messages, what a user can take in place of a collective that `recodes` or
+            `keeps_residuals`.
     """
 
     carries_wires: ClassVar[bool] = True
     leaves_terms: ClassVar[bool] = False
     decodes: ClassVar[bool] = False
+    without_residuals: ClassVar[str] = "collective allgather"
 
     finds_maxima = True
     recodes = False
@@ -139,13 +142,6 @@ class Collective(Options, abc.ABC):
             return None
         rounds = self.rounds(world_size, rank, Layout.dense(nbytes // itemsize, itemsize)) or []
         return sum(itemsize * message.numel for round_ in rounds for message in round_.sends)
-
-
-def without_residuals(collective: Collective) -> str:
-    """Return, for messages, what a user can take in place of a collective that `recodes` or `keeps_residuals`."""
-    if collective.component_name == "server":
-        return "downlink=dense or downlink=union without error feedback"
-    return "collective allgather"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

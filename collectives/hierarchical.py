@@ -18,7 +18,7 @@ from typing_extensions import Doc, override
 
 from collectives import options
 from collectives.allgather import Allgather, BoundAllgather
-from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder, without_residuals
+from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder
 from collectives.options import Count, Incompatible, OptionError
 from collectives.payloads.base import Dense, KeepLost, Payload, unpack
 from collectives.payloads.bundle import Bundle, UnreducedSum, members
@@ -60,7 +60,7 @@ class Hierarchical(Collective):
         if part.recodes or part.keeps_residuals:
             raise OptionError(
                 f"hierarchical: {role}={name} is not possible: its residuals need the layers of a training run; "
-                f"use {without_residuals(part)}"
+                f"use {part.without_residuals}"
             )
         return part
 

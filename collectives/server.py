@@ -79,6 +79,7 @@ class Server(Collective):
 
     carries_wires: ClassVar[bool] = False
     decodes: ClassVar[bool] = True
+    without_residuals: ClassVar[str] = "downlink=dense or downlink=union without error feedback"
 
     placement: Annotated[
         Literal["colocated", "sharded"], Doc("one rank serves all layers, or the layers are distributed over all ranks")

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 import torch
 from typing_extensions import Doc, override
 
-from collectives.base import Collective, without_residuals
+from collectives.allreduce import Native
+from collectives.base import Collective
 from collectives.kernels.loop import Parts
 from collectives.options import CountOrZero, Incompatible, OptionError, Options, incompatibility
 from collectives.payloads import Codes, Dense, Payload
@@ -159,7 +160,7 @@ class Compressor(Options, abc.ABC):
         if not (collective.recodes and collective.keeps_residuals) or all(kind.elementwise for kind in emits):
             return
         if not self._keeps_errors_small():
-            advice = without_residuals(collective)
+            advice = collective.without_residuals
             if self._gains_from_feedback():
                 advice = f"{self.component_name}:error_feedback=true or {advice}"
             raise Incompatible(
@@ -389,7 +390,7 @@ class TorchHook(DdpHook):
 
     @override
     def check_compatible(self, collective: Collective, layers: Sequence[Layer] = ()) -> None:
-        if collective.component_name != "native":
+        if not isinstance(collective, Native):
             raise Incompatible(
                 f"{self.component_name} is PyTorch's own communication hook and talks to the backend itself; "
                 "use collective native"

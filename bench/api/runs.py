@@ -20,7 +20,7 @@ from bench.launch.jobs.failure import clear_away
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bench.api.run_options import RunOptions
+    from bench.api import run_options
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ def run(
     resume: str | Path | None = None,
     resume_residuals: Residuals | None = None,
     quiet: bool = False,
-    **options: Unpack[RunOptions],
+    **options: Unpack[run_options.RunOptions],
 ) -> Runs:
     """Train like `bench run`, once per seed and compressor.
 

@@ -211,7 +211,7 @@ def build_components(config: RunConfig) -> Components:
 def _check_together(config: RunConfig, parts: Components) -> None:
     refuse(parts.strategy.refusals, config, parts.compressor, parts.collective, parts.optimizer)
     parts.compressor.check_compatible(parts.collective)
-    parts.optimizer.check_compatible(parts.compressor, parts.collective)
+    refuse(parts.optimizer.refusals, parts.compressor, parts.collective)
     parts.collective.check_ranks(config.replicas)
     if parts.compressor.traits.owns_momentum:
         parts.optimizer.hand_over_momentum()
@@ -282,40 +282,40 @@ def _notes(config: RunConfig, parts: Components, of_strategy: Sequence[str]) -> 
     """Yield what the user should know about a complete configuration, one sentence each."""
     if config.recipe:
         yield recipe(config.recipe).note(config)
-    yield from parts.dataset.warnings()
-    yield from parts.compressor.warnings()
-    yield from parts.optimizer.warnings()
-    yield from _scaling_notes(config, parts)
-    yield from of_strategy
-    if Partition.parse(config.partition).per_rank is not None:
-        yield "all ranks get as many samples as the rank with the fewest; column unused_samples has the rest"
-    yield from _length_notes(config, parts)
-
-
-def _scaling_notes(config: RunConfig, parts: Components) -> list[str]:
-    chosen = parts.compressor.traits.default_lr_scaling
-    if chosen == "none" or config.lr_scaling != chosen or config.replicas == 1:
-        return []  # a note is for users who do not expect the compressor's default
-    scaled = config.lr * LrScaling.parse(chosen).factor(config.replicas)
-    return [
-        f"{config.compressor} scales the learning rate linearly, as its source does: {config.lr:g} x "
-        f"{config.replicas} ranks = {scaled:g}; if {config.lr:g} was tuned on N ranks, add --lr-scaling "
-        "linear:base=N; to leave it unscaled, --lr-scaling none"
-    ]
-
-
-def _length_notes(config: RunConfig, parts: Components) -> list[str]:
-    length, unit = (config.steps, "steps") if config.steps else (config.epochs, "epochs")
-    notes = []
-    if config.checkpoint_every and length is not None and config.checkpoint_every >= length:
-        notes.append(
+    yield from (*parts.dataset.warnings(), *parts.compressor.warnings(), *parts.optimizer.warnings())
+    scaling, steps = parts.compressor.traits.default_lr_scaling, config.steps
+    scaled = config.lr * LrScaling.parse(scaling).factor(config.replicas)
+    # A note on the rate is for users who do not expect the compressor's default.
+    is_scaled = scaling != "none" and config.lr_scaling == scaling and config.replicas > 1
+    length, unit = (steps, "steps") if steps else (config.epochs, "epochs")
+    notes = (
+        (
+            is_scaled,
+            f"{config.compressor} scales the learning rate linearly, as its source does: {config.lr:g} x "
+            f"{config.replicas} ranks = {scaled:g}; if {config.lr:g} was tuned on N ranks, add --lr-scaling "
+            "linear:base=N; to leave it unscaled, --lr-scaling none",
+        ),
+        *((True, note) for note in of_strategy),
+        (
+            Partition.parse(config.partition).per_rank is not None,
+            "all ranks get as many samples as the rank with the fewest; column unused_samples has the rest",
+        ),
+        (
+            length is not None and 0 < length <= config.checkpoint_every,
             f"--checkpoint-every {config.checkpoint_every} makes no checkpoint in a run of {length} {unit}; lower it "
-            "to be able to resume the run"
-        )
-    if config.has_target and not config.eval_every:
-        notes.append("a single evaluation at the end does not measure the time to the target; add --eval-every")
-    if config.profile and config.steps and config.steps <= config.untimed_steps:
-        notes.append(f"--profile {config.profile} leaves none of {config.steps} steps to be timed; give more --steps")
-    if config.steps and "warmup_epochs" in parts.compressor.option_names():
-        notes.append("with --steps, the compressor has no warm-up: it compresses fully wherever it is used")
-    return notes
+            "to be able to resume the run",
+        ),
+        (
+            config.has_target and not config.eval_every,
+            "a single evaluation at the end does not measure the time to the target; add --eval-every",
+        ),
+        (
+            steps is not None and config.profile > 0 and steps <= config.untimed_steps,
+            f"--profile {config.profile} leaves none of {steps} steps to be timed; give more --steps",
+        ),
+        (
+            steps is not None and "warmup_epochs" in parts.compressor.option_names(),
+            "with --steps, the compressor has no warm-up: it compresses fully wherever it is used",
+        ),
+    )
+    yield from (sentence for applies, sentence in notes if applies)

@@ -42,7 +42,7 @@ from collectives.parameter_server import (
 )
 from collectives.payloads import Dense, Payload, unpack
 from collectives.refusals import Refusal
-from collectives.server import added
+from collectives.server import Server, added
 from collectives.transport.base import Purpose, Traffic, Transport
 from collectives.transport.process_group import ProcessGroupTransport
 from compressors.base import Compressor, DdpHook, PerLayer
@@ -86,7 +86,7 @@ class AsyncServer(Strategy):
         other_method: list[dict[str, Any]] = [{"strategy": "ddp"}, {"compressor": "none"}]
         return [
             Refusal(
-                str(collective) != "server",
+                collective != Server(),
                 f"{name} pushes to a server of its own and sums nothing, and --collective is {config.collective}",
                 [{"collective": None}],
             ),

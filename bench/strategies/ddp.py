@@ -23,10 +23,12 @@ from bench.core.errors import RunFailed
 from bench.datasets.base import Dataset
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import Batch, BoundStrategy, Exchange, Setup, Strategy
+from collectives.allreduce import Native
 from collectives.base import Collective
 from collectives.refusals import Refusal
 from collectives.transport.base import Purpose, Traffic
 from compressors.base import FP32_BYTES, Compressor, TorchHook
+from compressors.floats import NoCompression
 from compressors.layer import Layer, Step, layers_of, without_gradient
 from gradwire.ddp.hook import CompressionHook, HookSettings, OwnHook
 from gradwire.exchange.communicator import (
@@ -124,7 +126,7 @@ def is_plain(compressor: Compressor, collective: Collective, trigger: str) -> bo
         collective: the run's collective.
         trigger: when buckets are sent: "async" (as soon as they are ready) or "sync" (after backward on all ranks).
     """
-    return (compressor.component_name, collective.component_name, trigger) == ("none", "native", "async")
+    return isinstance(compressor, NoCompression) and isinstance(collective, Native) and trigger == "async"
 
 
 # Before torch 2.14 this option of DDP had another name.

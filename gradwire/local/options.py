@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import Doc, override
 
+from collectives.allgather import Allgather
 from collectives.base import Collective
 from collectives.options import Count, CountOrZero, Options
 from collectives.refusals import Refusal, refuse
@@ -152,7 +153,7 @@ class LocalOptions(Options, name="local"):
                 [{"compressor.importance": "l2"}, {"strategy.delay": 0}],
             ),
             Refusal(
-                bool(combined) and collective.component_name != "allgather",
+                bool(combined) and not isinstance(collective, Allgather),
                 f"{combined} needs the message of every rank, and {collective.component_name} adds messages on their "
                 "way",
                 [{"collective": "allgather"}],

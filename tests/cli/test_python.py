@@ -31,10 +31,10 @@ from tests.testing.fake_rows import fake_seeds, topk_seeds, write_runs
 from tests.testing.invoke import REPOSITORY, invoke
 
 if TYPE_CHECKING:
-    from bench.api.run_options import RunOptions
+    from bench.api import run_options
 
-TINY: RunOptions = {"model": "linear", "steps": 4, "train_size": 200, "test_size": 40, "threads": 1}
-LONG: RunOptions = {**TINY, "steps": 1_000_000}
+TINY: run_options.RunOptions = {"model": "linear", "steps": 4, "train_size": 200, "test_size": 40, "threads": 1}
+LONG: run_options.RunOptions = {**TINY, "steps": 1_000_000}
 FLAGS = [part for name, value in TINY.items() for part in (f"--{name.replace('_', '-')}", str(value))]
 REPEATING = [column.name for column in METRICS if column.deterministic]
 HEAVY = {"torch", "pandas", "numpy", "scipy", "matplotlib"}
@@ -191,7 +191,7 @@ def test_a_run_that_fails_raises(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_progress_is_on_stderr_unless_quiet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    options: RunOptions = {**TINY, "steps": 1}
+    options: run_options.RunOptions = {**TINY, "steps": 1}
     bench.run(compressor="topk", out=tmp_path, **options)  # type: ignore[misc]
     printed = capfd.readouterr()
     assert printed.out == ""

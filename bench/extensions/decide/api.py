@@ -24,7 +24,7 @@ from bench.core.units import parse_duration
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bench.api.run_options import RunOptions
+    from bench.api import run_options
     from bench.extensions.decide.search import StudyResult
     from bench.extensions.decide.study import Study
 
@@ -94,7 +94,7 @@ def decide(
     budget: str = "10min",
     out: str | Path | None = None,
     quiet: bool = False,
-    **options: Unpack[RunOptions],
+    **options: Unpack[run_options.RunOptions],
 ) -> Answer:
     """Decide like `bench decide` whether compression makes training finish sooner on a link.
 

@@ -52,9 +52,7 @@ def check_sums(options: CollectivesConfig) -> tuple[CollectivesConfig, list[str]
     for name in collectives or ():
         collective: Collective = spec.build("collectives", name)
         if collective.recodes or collective.keeps_residuals:
-            from collectives.base import without_residuals
-
-            raise UsageError(f"{name} needs the compressor of a training run; use {without_residuals(collective)}")
+            raise UsageError(f"{name} needs the compressor of a training run; use {collective.without_residuals}")
         with spec.usage_errors():
             collective.check_ranks(config.world_size)
     pairs, left_out = _legal_pairs(spec.split_list(config.compressors), collectives, config.dtype)

@@ -33,7 +33,9 @@ from bench.strategies.placed.catalog import SHM, check_kinds, folders, read_tabl
 from bench.strategies.placed.device import DeviceProcess, Stage
 from bench.strategies.placed.host import HostSum, HostTraining
 from bench.strategies.placed.messages import HOST_RANK
+from collectives.allreduce import Native
 from collectives.base import Collective
+from collectives.pool import Pool
 from collectives.refusals import Refusal
 from collectives.transport.shared_memory import SharedMemoryTransport
 from compressors.base import Compressor, DdpHook
@@ -135,17 +137,17 @@ class Placed(Strategy):
                 [{"straggler": straggler and str(dataclasses.replace(straggler, rank=HOST_RANK + 1))}],
             ),
             Refusal(
-                is_alone and str(collective) != "pool",
+                is_alone and collective != Pool(),
                 f"there is only one replica, so there are no gradients to sum, and --collective is {config.collective}",
                 [{"collective": None}],
             ),
             Refusal(
-                collective.component_name == "native",
+                isinstance(collective, Native),
                 f"{name} sums through memory, which no backend's own all-reduce does, and --collective is native",
                 [{"collective": "pool"}, {"collective": "ring"}],
             ),
             Refusal(
-                self.merge == "host" and str(collective) != "pool",
+                self.merge == "host" and collective != Pool(),
                 f"{name}:merge=host adds at the host without a collective, and --collective is {config.collective}",
                 [{"collective": None}],
             ),

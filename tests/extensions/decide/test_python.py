@@ -16,9 +16,9 @@ from tests.extensions.decide.test_decide_command import result_of
 from tests.testing.invoke import execute
 
 if TYPE_CHECKING:
-    from bench.api.run_options import RunOptions
+    from bench.api import run_options
 
-OPTIONS: RunOptions = {
+OPTIONS: run_options.RunOptions = {
     "model": "linear", "epochs": 2, "train_size": 320, "test_size": 64, "threads": 1, "target_accuracy": 0.2, "seed": 7,
 }  # fmt: skip
 
