@@ -16,6 +16,7 @@ import torch
 from collectives.options import Incompatible, Options
 from collectives.payloads.base import Payload, PayloadError, unpack
 from collectives.payloads.bundle import Bundle
+from collectives.refusals import Refusal, refuse
 from collectives.schedule.execution import PackedPieces, Scratch, lost_on_wire, run_in_place
 from collectives.schedule.rounds import Key, LayerStretch, Layout, Round, Stretch, leaves
 from collectives.transport import messages
@@ -98,12 +99,17 @@ class Collective(Options, abc.ABC):
                 "use collective allgather or server"
             )
 
+    def rank_refusals(self, world_size: int) -> list[Refusal]:
+        """Return why these options do not work with `world_size` ranks."""
+        return []
+
     def check_ranks(self, world_size: int) -> None:
         """Check that these options work with `world_size` ranks.
 
         Raises:
-            Incompatible: they do not work; the message names a setting that would.
+            Refused: they do not; the message names a setting that would.
         """
+        refuse(self.rank_refusals, world_size)
 
     @abc.abstractmethod
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round] | None:

@@ -114,7 +114,7 @@ def sample_refusals(config: RunConfig) -> list[Refusal]:
         *(
             Refusal(
                 size < replicas,
-                f"{flag} leaves {size} samples, which cannot be divided over {replicas} ranks",
+                f"{size} samples, of {flag}, cannot be divided over {replicas} ranks",
                 [{"world_size": max(1, size)} | less],
             )
             for flag, size, less in (
@@ -174,7 +174,7 @@ def training_refusals(config: RunConfig, parts: Components) -> list[Refusal]:
         ),
         Refusal(
             bool(config.steps) and not isinstance(config.eval_every, int),
-            f"--eval-every {config.eval_every} is no number of steps, which --steps makes it",
+            f"with --steps, --eval-every counts steps, and {config.eval_every} is not a whole number",
             [{"eval_every": math.ceil(config.eval_every)}],
         ),
     ]
@@ -204,11 +204,12 @@ def class_refusals(config: RunConfig, num_classes: int) -> list[Refusal]:
 def clipping_refusals(config: RunConfig, parts: Components) -> list[Refusal]:
     """Return where no rank has the mean gradient, which is clipped."""
     method, is_clipped = parts.compressor.component_name, config.clip_norm is not None
+    instead = f" ({method}:clip_norm clips before it)" if hasattr(parts.compressor, "clip_norm") else ""
     return [
         Refusal(
             is_clipped and parts.compressor.traits.owns_momentum,
-            f"{method} applies momentum before it sends, so no rank has the mean gradient that --clip-norm limits "
-            "(clip_norm of dgc clips before it)",
+            f"{method} applies momentum before it sends, so no rank has the mean gradient that --clip-norm limits"
+            f"{instead}",
             [{"compressor.momentum_correction": False}, {"clip_norm": 0}],
         ),
         Refusal(

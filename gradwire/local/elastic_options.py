@@ -10,7 +10,7 @@ from collectives.allreduce import Native
 from collectives.base import Collective
 from collectives.direct import Direct
 from collectives.hierarchical import Hierarchical
-from collectives.options import CountOrZero, incompatibility
+from collectives.options import CountOrZero
 from collectives.pool import Pool
 from collectives.refusals import Refusal
 from gradwire.local.options import LocalOptions
@@ -68,8 +68,8 @@ class ElasticOptions(LocalOptions, name="local"):
         parts = [collective.within, collective.between] if isinstance(collective, Hierarchical) else [collective]
         bound = next(filter(None, map(_bound_to_all, parts)), "") if self.quorum else ""
         numbers = range(self.quorum, world_size + 1) if self.quorum else ()
-        reasons = ((present, incompatibility(collective.check_ranks, present)) for present in numbers)
-        impossible = next(((present, reason) for present, reason in reasons if reason), None)
+        refused = ((n, each.reason) for n in numbers for each in collective.rank_refusals(n) if each.applies)
+        impossible = next(refused, None)
         return [
             Refusal(
                 bool(bound),

@@ -129,7 +129,7 @@ def test_links_that_are_known_are_not_measured() -> None:
 def test_bad_rates_are_refused() -> None:
     with pytest.raises(OptionError, match="rates without shares=bandwidth have no effect; add shares=bandwidth"):
         Direct(rates=(1, 2))
-    with pytest.raises(Incompatible, match="2 rates do not suit 4 ranks; give one rate per rank"):
+    with pytest.raises(Incompatible, match="2 rates do not suit 4 ranks"):
         Direct(shares="bandwidth", rates=(1, 2)).check_ranks(4)
     with pytest.raises(OptionError, match="rates="):
         Direct.from_text({"shares": "bandwidth", "rates": "1+0"})

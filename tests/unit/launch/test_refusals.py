@@ -55,6 +55,9 @@ CHOICES: list[dict[str, Any]] = [
     {"compressor": "auto", "optimizer": "kfac"},
     {"accumulate": 2, "optimizer": "kfac"},
     {"bucket_mb": 1.0, "optimizer": "max_adabelief"},
+    {"collective": "server:root=2"},
+    {"collective": "direct:shares=bandwidth,rates=1+2+3"},
+    {"collective": "hierarchical:inter=server:root=1"},
     {"compressor": "topk", "optimizer": "dion"},
     {"compressor": "bf16:min_numel=100,skip=conv", "optimizer": "dion"},
     {"compressor": "bf16:error_feedback=true", "optimizer": "dion"},
@@ -164,7 +167,6 @@ OF_COMPONENTS: list[tuple[dict[str, Any], str]] = [
     ({"strategy": "local:quorum=-1"}, "local: quorum=-1 is not possible: give 0 or more"),
     ({"strategy": "local:steps=often"}, "local: steps=often is not possible: give a whole number, or auto"),
     ({"strategy": "local:steps=90,fragments=45"}, "fragments=45 needs a model of as many blocks, and this one has"),
-    ({"collective": "server:root=2"}, "server: root=2 is none of the 2 ranks"),
     ({"collective": "server:mode=asp"}, "server has no option 'mode'"),
     ({"model": "linear", "dataset": "synthetic:size=64"}, "use --model resnet50:stem=imagenet, or leave size out of"),
     ({"compressor": "dgc", "optimizer": "max_adabelief"}, "max_adabelief has no momentum to hand over"),
@@ -243,7 +245,10 @@ def test_every_refusal_of_every_table_applies_to_some_choice() -> None:
     for kind in ("strategies", "optimizers"):
         components = [registry.load(kind, name) for name in registry.entries(kind)]
         tables |= {component.refusals.__qualname__ for component in components}  # type: ignore[attr-defined]
-    tables -= {"Optimizer.refusals", "Strategy.refusals"}  # empty
+    tables |= {
+        registry.load("collectives", name).rank_refusals.__qualname__ for name in registry.entries("collectives")
+    }
+    tables -= {"Optimizer.refusals", "Strategy.refusals", "Collective.rank_refusals"}  # empty
     assert tables <= set(sizes)
     expected = {(name, number) for name, size in sizes.items() for number in range(size)} - NEVER
     assert {(name, number) for name, numbers in fired.items() for number in numbers} >= expected

@@ -1,4 +1,4 @@
-"""Strategies: refusals before any process starts, accepted options, and the default collective."""
+"""Plans of runs: what is taken, the default collective and buckets, and notes for the user."""
 
 from __future__ import annotations
 
