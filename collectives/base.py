@@ -16,7 +16,7 @@ import torch
 from collectives.options import Incompatible, Options
 from collectives.payloads.base import Payload, PayloadError, unpack
 from collectives.payloads.bundle import Bundle
-from collectives.refusals import Refusal, refuse
+from collectives.refusals import Refusal
 from collectives.schedule.execution import PackedPieces, Scratch, lost_on_wire, run_in_place
 from collectives.schedule.rounds import Key, LayerStretch, Layout, Round, Stretch, leaves
 from collectives.transport import messages
@@ -60,14 +60,11 @@ class Collective(Options, abc.ABC):
         recodes: True if the sum of payloads that are not element-wise is encoded again by the run's compressor.
         keeps_residuals: True if the error of an encoded or rounded sum is added to the next sum of the same layers;
             this needs the layers of a training run.
-        without_residuals: for messages, what a user can take in place of a collective that `recodes` or
-            `keeps_residuals`.
     """
 
     carries_wires: ClassVar[bool] = True
     leaves_terms: ClassVar[bool] = False
     decodes: ClassVar[bool] = False
-    without_residuals: ClassVar[str] = "collective allgather"
 
     finds_maxima = True
     recodes = False
@@ -100,16 +97,8 @@ class Collective(Options, abc.ABC):
             )
 
     def rank_refusals(self, world_size: int) -> list[Refusal]:
-        """Return why these options do not work with `world_size` ranks."""
+        """Return why these options do not work with `world_size` ranks, as a table for `refuse`."""
         return []
-
-    def check_ranks(self, world_size: int) -> None:
-        """Check that these options work with `world_size` ranks.
-
-        Raises:
-            Refused: they do not; the message names a setting that would.
-        """
-        refuse(self.rank_refusals, world_size)
 
     @abc.abstractmethod
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round] | None:
@@ -148,6 +137,11 @@ class Collective(Options, abc.ABC):
             return None
         rounds = self.rounds(world_size, rank, Layout.dense(nbytes // itemsize, itemsize)) or []
         return sum(itemsize * message.numel for round_ in rounds for message in round_.sends)
+
+
+def without_residuals(collective: Collective) -> str:
+    """Return, for messages, what a user can take in place of a collective that `recodes` or `keeps_residuals`."""
+    return "downlink=dense or downlink=union without error feedback" if collective.decodes else "collective allgather"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

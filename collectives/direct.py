@@ -28,7 +28,7 @@ from typing_extensions import Doc, override
 from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder
 from collectives.options import Count, OptionError, Positive
 from collectives.payloads.base import Payload, shifted
-from collectives.refusals import Refusal
+from collectives.refusals import Refusal, refuse
 from collectives.schedule.execution import PackedPieces
 from collectives.schedule.rounds import Layout, Piece, Place, Round, Stretch
 from collectives.transport.base import ReduceOp, Transport
@@ -67,7 +67,7 @@ class Direct(Collective):
 
     @override
     def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundCollective:
-        self.check_ranks(transport.world_size)
+        refuse(self.rank_refusals, transport.world_size)
         return BoundDirect(self, transport)
 
     @override

@@ -18,7 +18,7 @@ from typing_extensions import Doc, override
 
 from collectives import options
 from collectives.allgather import Allgather, BoundAllgather
-from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder
+from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder, without_residuals
 from collectives.options import Count, Incompatible, OptionError
 from collectives.payloads.base import Dense, KeepLost, Payload, unpack
 from collectives.payloads.bundle import Bundle, UnreducedSum, members
@@ -61,7 +61,7 @@ class Hierarchical(Collective):
         if part.recodes or part.keeps_residuals:
             raise OptionError(
                 f"hierarchical: {role}={name} is not possible: its residuals need the layers of a training run; "
-                f"use {part.without_residuals}"
+                f"use {without_residuals(part)}"
             )
         return part
 
@@ -83,7 +83,7 @@ class Hierarchical(Collective):
         parts = [("within a group", self.within, size) for size in sorted({len(group) for group in groups})]
         parts += [("among leaders", self.between, len(groups))]
         return [
-            Refusal(each.applies, f"{where}, {each.reason}", [{"collective": "ring"}])
+            Refusal(each.applies, f"hierarchical: {where}, {each.reason}", [{"collective": "ring"}])
             for where, part, num_ranks in parts
             for each in part.rank_refusals(num_ranks)
         ]

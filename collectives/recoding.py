@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from collectives.base import BoundCollective, Collective, SumEncoder
+from collectives.base import BoundCollective, Collective, SumEncoder, without_residuals
 from collectives.options import OptionError
 from collectives.payloads.base import PayloadError
 from collectives.schedule.rounds import LayerStretch, Layout
@@ -53,7 +53,7 @@ class RecodingSum(BoundCollective):
         if self._encoder is None:
             raise OptionError(
                 f"{self.options.component_name} encodes sums again or keeps their errors, which needs the compressor "
-                f"of a training run; use {self.options.without_residuals}"
+                f"of a training run; use {without_residuals(self.options)}"
             )
         return self._encoder
 

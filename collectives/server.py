@@ -35,7 +35,7 @@ from collectives.payloads.codec.values import SHORT, to_value_dtype
 from collectives.payloads.group_sparse import RowSparse
 from collectives.payloads.sparse import IndexedValues, Sparse
 from collectives.recoding import RecodingSum, by_stretch
-from collectives.refusals import Refusal
+from collectives.refusals import Refusal, refuse
 from collectives.schedule.execution import PackedPieces
 from collectives.schedule.rounds import (
     Key,
@@ -80,7 +80,6 @@ class Server(Collective):
 
     carries_wires: ClassVar[bool] = False
     decodes: ClassVar[bool] = True
-    without_residuals: ClassVar[str] = "downlink=dense or downlink=union without error feedback"
 
     placement: Annotated[
         Literal["colocated", "sharded"], Doc("one rank serves all layers, or the layers are distributed over all ranks")
@@ -108,7 +107,7 @@ class Server(Collective):
 
     @override
     def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundCollective:
-        self.check_ranks(transport.world_size)
+        refuse(self.rank_refusals, transport.world_size)
         return BoundServer(self, transport, encoder)
 
     @override

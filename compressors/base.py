@@ -17,7 +17,7 @@ import torch
 from typing_extensions import Doc, override
 
 from collectives.allreduce import Native
-from collectives.base import Collective
+from collectives.base import Collective, without_residuals
 from collectives.kernels.loop import Parts
 from collectives.options import CountOrZero, Incompatible, OptionError, Options, incompatibility
 from collectives.payloads import Codes, Dense, Payload
@@ -160,7 +160,7 @@ class Compressor(Options, abc.ABC):
         if not (collective.recodes and collective.keeps_residuals) or all(kind.elementwise for kind in emits):
             return
         if not self._keeps_errors_small():
-            advice = collective.without_residuals
+            advice = without_residuals(collective)
             if self._gains_from_feedback():
                 advice = f"{self.component_name}:error_feedback=true or {advice}"
             raise Incompatible(

@@ -212,7 +212,7 @@ def _check_together(config: RunConfig, parts: Components) -> None:
     refuse(parts.strategy.refusals, config, parts.compressor, parts.collective, parts.optimizer)
     parts.compressor.check_compatible(parts.collective)
     refuse(parts.optimizer.refusals, parts.compressor, parts.collective)
-    parts.collective.check_ranks(config.replicas)
+    refuse(parts.collective.rank_refusals, config.replicas)
     if parts.compressor.traits.owns_momentum:
         parts.optimizer.hand_over_momentum()
     refuse(refusals.clipping_refusals, config, parts)

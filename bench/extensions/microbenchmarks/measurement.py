@@ -18,6 +18,7 @@ from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.plan import choose_device, place, prepare_data
 from bench.launch.run import OnReport, measure
 from collectives.options import incompatibility
+from collectives.refusals import refuse
 
 if TYPE_CHECKING:
     from collectives.base import Collective
@@ -52,9 +53,11 @@ def check_sums(options: CollectivesConfig) -> tuple[CollectivesConfig, list[str]
     for name in collectives or ():
         collective: Collective = spec.build("collectives", name)
         if collective.recodes or collective.keeps_residuals:
-            raise UsageError(f"{name} needs the compressor of a training run; use {collective.without_residuals}")
+            from collectives.base import without_residuals
+
+            raise UsageError(f"{name} needs the compressor of a training run; use {without_residuals(collective)}")
         with spec.usage_errors():
-            collective.check_ranks(config.world_size)
+            refuse(collective.rank_refusals, config.world_size)
     pairs, left_out = _legal_pairs(spec.split_list(config.compressors), collectives, config.dtype)
     # All ranks on this machine hold tensors at the same time: for the sum and, to check it, for each rank's payload.
     memory = psutil.virtual_memory().total

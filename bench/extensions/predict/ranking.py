@@ -109,7 +109,7 @@ def pairs(request: PredictionRequest, compressors: Iterable[str]) -> Iterator[Pr
         if (
             name == "native"
             or incompatibility(check_predictable, collective)
-            or incompatibility(collective.check_ranks, request.world_size)
+            or incompatibility(refuse, collective.rank_refusals, request.world_size)
         ):
             continue
         for name_of_compressor in compressors:

@@ -241,7 +241,7 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
         refuse(straggler_refusals, request.straggler, request.world_size)
         compressor.check_compatible(legal)
         check_predictable(legal)
-        legal.check_ranks(request.world_size)
+        refuse(legal.rank_refusals, request.world_size)
         if not request.is_ddp:
             optimizer = cast(Optimizer, spec.build("optimizers", calibration.optimizer))
             options = RunConfig(
