@@ -99,11 +99,8 @@ def train(
         UsageError: an option is not possible.
     """
     beside = {"seeds": seeds is not None, "out": out != RUNS_FOLDER, "dry_run": show is not None}
-    others = [each.keyword for each in RunConfig.options() if each.name in {*given} - {"world_size", "timeout_s"}]
-    others += [name for name, is_given in beside.items() if is_given]
-    has_two_seeds = seeds is not None and "seed" in given
     with usage_errors():
-        refuse(_refusals, others, residuals, is_resumed=resumed is not None, has_two_seeds=has_two_seeds)
+        refuse(_refusals, given, beside, residuals, is_resumed=resumed is not None)
     if resumed is not None:
         timeout_s = options.timeout_s if "timeout_s" in given else None
         return _resume(resumed, options.world_size, residuals, timeout_s, quiet=quiet)
@@ -117,8 +114,19 @@ def train(
         return execute_all(configs, out, server, quiet=quiet)
 
 
-def _refusals(others: list[str], residuals: str | None, *, is_resumed: bool, has_two_seeds: bool) -> list[Refusal]:
-    """Return what a resumed run excludes; `others` are options that it takes from its own configuration."""
+def _refusals(
+    given: Collection[str], beside: dict[str, bool], residuals: str | None, *, is_resumed: bool
+) -> list[Refusal]:
+    """Return what a resumed run excludes, which takes most options from its own configuration, and two kinds of seeds.
+
+    Args:
+        given: names of the options of a configuration that the user gave.
+        beside: whether the user gave each of the other options.
+        residuals: value of --resume-residuals.
+        is_resumed: True if a run is resumed.
+    """
+    others = [each.keyword for each in RunConfig.options() if each.name in {*given} - {"world_size", "timeout_s"}]
+    others += [name for name, is_given in beside.items() if is_given]
     return [
         Refusal(
             residuals not in (None, *get_args(Residuals)),
@@ -135,7 +143,11 @@ def _refusals(others: list[str], residuals: str | None, *, is_resumed: bool, has
             "--resume-residuals is for a run that resumes with another number of ranks (--resume and --world-size)",
             [{"resume_residuals": None}],
         ),
-        Refusal(has_two_seeds, "--seed and --seeds contradict each other", [{"seed": None}, {"seeds": None}]),
+        Refusal(
+            beside["seeds"] and "seed" in given,
+            "--seed and --seeds contradict each other",
+            [{"seed": None}, {"seeds": None}],
+        ),
     ]
 
 
