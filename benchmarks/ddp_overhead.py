@@ -25,7 +25,7 @@ from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.run_folder import RunFolder
 from bench.datasets.base import crop_and_flip, normalise
-from bench.launch.resolve import resolve
+from bench.launch.plan import plan
 from bench.strategies.base import Setup
 from bench.train import data, partition
 from bench.train.data import RankData
@@ -79,7 +79,7 @@ def seconds(work) -> float:
 
 def worker(model: str, rounds: int) -> None:
     steps = STEPS_PER_ROUND * (rounds + 2)
-    config = resolve(RunConfig(model=model, dataset="synthetic", train_size=4096, test_size=64, steps=steps, threads=1))
+    config = plan(RunConfig(model=model, dataset="synthetic", train_size=4096, test_size=64, steps=steps, threads=1))
     torch.set_num_threads(config.threads)
     dist.init_process_group("gloo")
     dataset = spec.build("datasets", config.dataset)

@@ -16,6 +16,7 @@ import torch
 from collectives.options import Incompatible, Options
 from collectives.payloads.base import Payload, PayloadError, unpack
 from collectives.payloads.bundle import Bundle
+from collectives.refusals import Refusal
 from collectives.schedule.execution import PackedPieces, Scratch, lost_on_wire, run_in_place
 from collectives.schedule.rounds import Key, LayerStretch, Layout, Round, Stretch, leaves
 from collectives.transport import messages
@@ -95,12 +96,9 @@ class Collective(Options, abc.ABC):
                 "use collective allgather or server"
             )
 
-    def check_ranks(self, world_size: int) -> None:
-        """Check that these options work with `world_size` ranks.
-
-        Raises:
-            Incompatible: they do not work; the message names a setting that would.
-        """
+    def rank_refusals(self, world_size: int) -> list[Refusal]:
+        """Return why these options do not work with `world_size` ranks, as a table for `refuse`."""
+        return []
 
     @abc.abstractmethod
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round] | None:
@@ -143,9 +141,7 @@ class Collective(Options, abc.ABC):
 
 def without_residuals(collective: Collective) -> str:
     """Return, for messages, what a user can take in place of a collective that `recodes` or `keeps_residuals`."""
-    if collective.component_name == "server":
-        return "downlink=dense or downlink=union without error feedback"
-    return "collective allgather"
+    return "downlink=dense or downlink=union without error feedback" if collective.decodes else "collective allgather"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

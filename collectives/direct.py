@@ -26,8 +26,9 @@ import torch
 from typing_extensions import Doc, override
 
 from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder
-from collectives.options import Count, Incompatible, OptionError, Positive
+from collectives.options import Count, OptionError, Positive
 from collectives.payloads.base import Payload, shifted
+from collectives.refusals import Refusal, refuse
 from collectives.schedule.execution import PackedPieces
 from collectives.schedule.rounds import Layout, Piece, Place, Round, Stretch
 from collectives.transport.base import ReduceOp, Transport
@@ -66,15 +67,18 @@ class Direct(Collective):
 
     @override
     def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundCollective:
-        self.check_ranks(transport.world_size)
+        refuse(self.rank_refusals, transport.world_size)
         return BoundDirect(self, transport)
 
     @override
-    def check_ranks(self, world_size: int) -> None:
-        if self.rates and len(self.rates) != world_size:
-            raise Incompatible(
-                f"direct: {len(self.rates)} rates do not suit {world_size} ranks; give one rate per rank"
+    def rank_refusals(self, world_size: int) -> list[Refusal]:
+        return [
+            Refusal(
+                bool(self.rates) and len(self.rates) != world_size,
+                f"direct: {len(self.rates)} rates do not suit {world_size} ranks, because there is one for each",
+                [{"collective.rates": None}, {"world_size": len(self.rates)}],
             )
+        ]
 
     def measures(self, world_size: int) -> bool:
         """Return True if the shares depend on rates that the ranks measure when they bind the collective."""

@@ -22,6 +22,7 @@ from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder
 from collectives.options import Count, Incompatible, OptionError
 from collectives.payloads.base import Dense, KeepLost, Payload, unpack
 from collectives.payloads.bundle import Bundle, UnreducedSum, members
+from collectives.refusals import Refusal
 from collectives.schedule.rounds import Layout
 from collectives.transport import messages
 from collectives.transport.base import ReduceOp, Transport
@@ -77,13 +78,15 @@ class Hierarchical(Collective):
                 self.between.check_compatible(kind)
 
     @override
-    def check_ranks(self, world_size: int) -> None:
+    def rank_refusals(self, world_size: int) -> list[Refusal]:
         groups = self.groups(world_size)
-        with _naming("within a group"):
-            for size in sorted({len(group) for group in groups}):
-                self.within.check_ranks(size)
-        with _naming("among leaders"):
-            self.between.check_ranks(len(groups))
+        parts = [("within a group", self.within, size) for size in sorted({len(group) for group in groups})]
+        parts += [("among leaders", self.between, len(groups))]
+        return [
+            Refusal(each.applies, f"hierarchical: {where}, {each.reason}", [{"collective": "ring"}])
+            for where, part, num_ranks in parts
+            for each in part.rank_refusals(num_ranks)
+        ]
 
     def groups(self, world_size: int) -> list[range]:
         """Return the ranks of each group, group by group."""

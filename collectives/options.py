@@ -225,6 +225,10 @@ class Options:
                 )
         return cls(**values)
 
+    def obstacle_to_resizing(self) -> str:
+        """Return why a run with this component cannot go on with another number of ranks; empty if it can."""
+        return ""
+
     @classmethod
     def option_names(cls) -> list[str]:
         """Return the names of the options, in declaration order."""
@@ -242,8 +246,8 @@ class Options:
         """
         defaults = {option.name: value_text(option.default) for option in options_of(type(self))}
         texts = {name: value_text(getattr(self, name)) for name in sorted(defaults)}
-        if only_changed and self.presets:
-            defaults = type(self).from_text({"preset": texts["preset"]}).option_texts() | {"preset": "none"}
+        preset = self.presets.get(texts.get("preset", "none"), {})
+        defaults |= {name: value_text(value) for name, value in preset.items()}
         return {name: text for name, text in texts.items() if not (only_changed and text == defaults[name])}
 
 

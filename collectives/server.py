@@ -28,13 +28,14 @@ import torch
 from typing_extensions import Doc, override
 
 from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder
-from collectives.options import Count, CountOrZero, Incompatible
+from collectives.options import Count, CountOrZero
 from collectives.payloads.base import Dense, Payload
 from collectives.payloads.bundle import members
 from collectives.payloads.codec.values import SHORT, to_value_dtype
 from collectives.payloads.group_sparse import RowSparse
 from collectives.payloads.sparse import IndexedValues, Sparse
 from collectives.recoding import RecodingSum, by_stretch
+from collectives.refusals import Refusal, refuse
 from collectives.schedule.execution import PackedPieces
 from collectives.schedule.rounds import (
     Key,
@@ -106,15 +107,22 @@ class Server(Collective):
 
     @override
     def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundCollective:
-        self.check_ranks(transport.world_size)
+        refuse(self.rank_refusals, transport.world_size)
         return BoundServer(self, transport, encoder)
 
     @override
-    def check_ranks(self, world_size: int) -> None:
-        if self.root >= world_size:
-            raise Incompatible(
-                f"server: root={self.root} is none of the {world_size} ranks, which count from 0; lower it"
+    def obstacle_to_resizing(self) -> str:
+        return f"{self} keeps a part of every layer on each rank" if self.is_sharded else ""
+
+    @override
+    def rank_refusals(self, world_size: int) -> list[Refusal]:
+        return [
+            Refusal(
+                self.root >= world_size,
+                f"server: root={self.root} is none of the {world_size} ranks, which count from 0",
+                [{"collective.root": 0}],
             )
+        ]
 
     def shards(self, world_size: int, layout: Layout) -> list[Shard]:
         """Return the shards (parts, each summed by one server) into which messages with this layout are divided.

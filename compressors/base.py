@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 import torch
 from typing_extensions import Doc, override
 
+from collectives.allreduce import Native
 from collectives.base import Collective, without_residuals
 from collectives.kernels.loop import Parts
 from collectives.options import CountOrZero, Incompatible, OptionError, Options, incompatibility
@@ -370,6 +371,10 @@ def first_compatible(compressor: Compressor, collectives: Sequence[Collective]) 
 class DdpHook(Compressor):
     """Base of the compressors that are a communication hook of DDP themselves, and so work nowhere else."""
 
+    @override
+    def obstacle_to_resizing(self) -> str:
+        return f"{self.component_name} keeps its state in a hook of DDP"
+
 
 @dataclasses.dataclass(kw_only=True)
 class TorchHook(DdpHook):
@@ -385,7 +390,7 @@ class TorchHook(DdpHook):
 
     @override
     def check_compatible(self, collective: Collective, layers: Sequence[Layer] = ()) -> None:
-        if collective.component_name != "native":
+        if not isinstance(collective, Native):
             raise Incompatible(
                 f"{self.component_name} is PyTorch's own communication hook and talks to the backend itself; "
                 "use collective native"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -12,17 +12,19 @@ from bench.api.progress import Display, print_notes
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import parse_seeds
 from bench.core.counters import NOTEWORTHY_SHARE
-from bench.core.errors import Interrupted, RunFailed, UsageError, has_diverged
+from bench.core.errors import FAIL_AGAIN, Interrupted, RunFailed, UsageError
 from bench.core.rows import read_rows
-from bench.core.run_folder import RunFolder
-from bench.core.spec import split_list
+from bench.core.run_folder import RUNS_FOLDER, RunFolder
+from bench.core.spec import split_list, usage_errors
 from bench.hosts.cluster import Cluster
 from bench.hosts.support import check_and_choose_backend
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
-from bench.launch.resolve import prepare_data, resolve_each, with_ranks
+from bench.launch.plan import plan_each, prepare_data, with_ranks
+from bench.launch.recipes import with_recipe
 from bench.launch.run import Result, check_left, configuration_of, execute, last_step, resume
 from bench.launch.sweep_file import SweepFile, plan_runs
 from bench.report.quality import quality_of
+from collectives.refusals import Refusal, refuse
 
 Residuals = Literal["sum", "drop"]
 
@@ -57,8 +59,7 @@ class Batch:
         last, left = failed[-1], self.configs[len(self.results) :]
         step, path = last_step(last.folder), last.folder.path
         advice = ""
-        fails_again = has_diverged(last.error) or "a gradient was not finite" in last.error
-        if step is not None and not fails_again:  # a resumed run keeps its options
+        if step is not None and last.summary.get("error_kind") not in FAIL_AGAIN:  # a resumed run keeps its options
             advice = f"; to resume from step {step}: bench run --resume {path}"
         counted = ""
         if self.num_methods > 1:
@@ -71,25 +72,86 @@ class Batch:
         raise RunFailed(f"{counted}{last.error}; rows and logs so far are in {path}{advice}")
 
 
-def seeds_to_run(options: RunConfig, seeds: str | None, *, has_seed: bool) -> list[int]:
-    """Return the seeds of the runs.
+def train(
+    options: RunConfig,
+    given: Collection[str],
+    *,
+    seeds: str | None = None,
+    out: Path = RUNS_FOLDER,
+    resumed: Path | None = None,
+    residuals: Residuals | None = None,
+    quiet: bool = False,
+    show: Callable[[list[RunConfig], ForkServer], None] | None = None,
+) -> Batch:
+    """Execute the runs of one `bench run`, or resume a run.
 
     Args:
-        options: the options, with one seed.
-        seeds: text of several seeds, such as ``1-5``, if the user gave any.
-        has_seed: True if the user gave the one seed.
+        options: the options of `bench run`.
+        given: names of the options that the user gave.
+        seeds: seeds, for one run each, such as ``1-5``; None: the seed of the options.
+        out: folder in which the runs' folders are made.
+        resumed: folder of the run to resume; None: start new runs.
+        residuals: what happens to the old ranks' residuals if the run resumes with another number of ranks.
+        quiet: show no progress and no notes.
+        show: called with the planned runs, in place of executing them.
 
     Raises:
-        UsageError: the text is no list of seeds, or the user also gave one seed.
+        UsageError: an option is not possible.
     """
-    if seeds is None:
-        return [options.seed]
-    if has_seed:
-        raise UsageError("--seed and --seeds contradict each other; give one of them")
-    return parse_seeds(seeds)
+    beside = {"seeds": seeds is not None, "out": out != RUNS_FOLDER, "dry_run": show is not None}
+    with usage_errors():
+        refuse(_refusals, given, beside, residuals, is_resumed=resumed is not None)
+    if resumed is not None:
+        timeout_s = options.timeout_s if "timeout_s" in given else None
+        return _resume(resumed, options.world_size, residuals, timeout_s, quiet=quiet)
+    options = options.changed(**with_recipe({name: getattr(options, name) for name in given}))
+    with ForkServer(TRAIN) as server:  # also to show the plan, because it refuses kernels that are not available
+        configs = plan_batch(options, [options.seed] if seeds is None else parse_seeds(seeds), server)
+        if show is not None:
+            show(configs, server)
+            return Batch(configs=configs, results=[])
+        make_each_ready(configs, server, quiet=quiet)
+        return execute_all(configs, out, server, quiet=quiet)
 
 
-def plan(options: RunConfig, seeds: list[int], server: ForkServer) -> list[RunConfig]:
+def _refusals(
+    given: Collection[str], beside: dict[str, bool], residuals: str | None, *, is_resumed: bool
+) -> list[Refusal]:
+    """Return what a resumed run excludes, which takes most options from its own configuration, and two kinds of seeds.
+
+    Args:
+        given: names of the options of a configuration that the user gave.
+        beside: whether the user gave each of the other options.
+        residuals: value of --resume-residuals.
+        is_resumed: True if a run is resumed.
+    """
+    others = [each.keyword for each in RunConfig.options() if each.name in {*given} - {"world_size", "timeout_s"}]
+    others += [name for name, is_given in beside.items() if is_given]
+    return [
+        Refusal(
+            residuals not in (None, *get_args(Residuals)),
+            f"--resume-residuals {residuals} is not possible",
+            [{"resume_residuals": each} for each in get_args(Residuals)],
+        ),
+        Refusal(
+            is_resumed and bool(others),
+            "--resume takes all other options from the run's own configuration",
+            [dict.fromkeys(others)],
+        ),
+        Refusal(
+            not is_resumed and residuals is not None,
+            "--resume-residuals is for a run that resumes with another number of ranks (--resume and --world-size)",
+            [{"resume_residuals": None}],
+        ),
+        Refusal(
+            beside["seeds"] and "seed" in given,
+            "--seed and --seeds contradict each other",
+            [{"seed": None}, {"seeds": None}],
+        ),
+    ]
+
+
+def plan_batch(options: RunConfig, seeds: list[int], server: ForkServer) -> list[RunConfig]:
     """Return the configurations of all runs to execute.
 
     They are in the order of the seeds. If there are several compressors, the order within a seed is random, as in a
@@ -100,10 +162,10 @@ def plan(options: RunConfig, seeds: list[int], server: ForkServer) -> list[RunCo
     """
     specs = split_list(options.compressor)
     if len(specs) == 1:
-        (outcome,) = resolve_each([options], server)
+        (outcome,) = plan_each([options], server)
         if isinstance(outcome, UsageError):
             raise outcome
-        return [dataclasses.replace(outcome, seed=seed) for seed in seeds]
+        return [outcome.changed(seed=seed) for seed in seeds]
     if options.nnodes > 1:
         raise UsageError(
             f"--compressor names {len(specs)} compressors, which are compared on one machine; give one of them with "
@@ -161,21 +223,10 @@ def execute_all(configs: list[RunConfig], out: Path, server: ForkServer, *, quie
     return batch
 
 
-def resume_run(
-    path: Path, world_size: int | None, residuals: Residuals | None, timeout_s: float | None, *, quiet: bool = False
+def _resume(
+    path: Path, world_size: int | None, residuals: Residuals | None, timeout_s: float | None, *, quiet: bool
 ) -> Batch:
-    """Resume a run from its last checkpoint, and show its progress unless `quiet`.
-
-    Args:
-        path: the run's folder.
-        world_size: number of ranks from now on; None keeps it.
-        residuals: what happens to the old ranks' residuals if the number of ranks changes.
-        timeout_s: the timeout from now on; None keeps it.
-        quiet: show no progress.
-
-    Raises:
-        UsageError: the run cannot be resumed, or not so.
-    """
+    """Resume a run from its last checkpoint, with these values if they are not None."""
     folder = RunFolder(path.resolve())  # the folder's name identifies the run, so resolve `.` and links
     check_left(folder)
     config = configuration_of(folder)
@@ -196,33 +247,10 @@ def resume_run(
             server.warm_up(config.threads)
             config = server.call(with_ranks, config, world_size)
         if timeout_s is not None:
-            config = dataclasses.replace(config, timeout_s=timeout_s)
+            config = config.changed(timeout_s=timeout_s)
         with Display(f"{config.name} seed {config.seed}, resumed", quiet=quiet) as display:
             result = resume(folder, display.report, server, config, residuals)
     return Batch(configs=[config], results=[result])
-
-
-def check_resuming(others: Sequence[str], residuals: Residuals | None, *, is_resumed: bool) -> None:
-    """Check that the options suit a run that is resumed, or one that is not.
-
-    Args:
-        others: options that a resumed run takes from its own configuration, but that the user gave.
-        residuals: the value of --resume-residuals.
-        is_resumed: True if the user gave --resume.
-
-    Raises:
-        UsageError: an option is for the other case, or there is no such handling of residuals.
-    """
-    if residuals not in (None, *get_args(Residuals)):
-        raise UsageError(f"--resume-residuals {residuals} is not possible: give {' or '.join(get_args(Residuals))}")
-    if is_resumed and others:
-        raise UsageError(
-            f"--resume takes all other options from the run's own configuration; leave out {', '.join(others)}"
-        )
-    if not is_resumed and residuals is not None:
-        raise UsageError(
-            "--resume-residuals is for a run that resumes with another number of ranks; add --resume and --world-size"
-        )
 
 
 def rows_of(result: Result) -> list[dict[str, Any]]:

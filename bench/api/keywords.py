@@ -14,8 +14,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def keywords_of(configuration: type[Configuration]) -> dict[str, CommandOption]:
     """Return the options that a command has of a configuration by keyword: the option's name with underscores."""
-    flags = [option for option in configuration.options() if option.flag]
-    return {option.flag_name.removeprefix("--").replace("-", "_"): option for option in flags}
+    return {option.keyword: option for option in configuration.options() if option.flag}
 
 
 KEYWORDS = keywords_of(RunConfig)

@@ -5,29 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bench.api.batch import (
-    Residuals,
-    check_resuming,
-    execute_all,
-    make_each_ready,
-    plan,
-    resume_run,
-    seeds_to_run,
-    warn_of_runs,
-)
+from typing_extensions import Unpack
+
+from bench.api.batch import Residuals, train, warn_of_runs
 from bench.api.comparing import load
 from bench.api.keywords import by_option_name, takes_options
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.core.run_folder import RUNS_FOLDER
 from bench.launch.jobs.failure import clear_away
-from bench.launch.jobs.fork_server import TRAIN, ForkServer
-from bench.launch.recipes import with_recipe
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from bench.api import run_options
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,7 +45,7 @@ def run(
     resume: str | Path | None = None,
     resume_residuals: Residuals | None = None,
     quiet: bool = False,
-    **options: Any,
+    **options: Unpack[run_options.RunOptions],
 ) -> Runs:
     """Train like `bench run`, once per seed and compressor.
 
@@ -73,27 +66,19 @@ def run(
         RunFailed: a run failed. If there are several compressors, the other runs were executed.
         Interrupted: the user pressed Ctrl-C during a run; the message says how to resume it.
     """
-    given = by_option_name(options, run)
-    folder = _as_path("out", out)
-    beside = {"compressor": compressor, "seeds": seeds, "out": folder if folder != RUNS_FOLDER else None}
-    others = [keyword for keyword in options if keyword not in ("world_size", "timeout")]
-    others += [keyword for keyword, value in beside.items() if value is not None]
-    check_resuming(others, resume_residuals, is_resumed=resume is not None)
     clear_away()
-    if resume is not None:
-        config = RunConfig(**given)  # checks the values
-        timeout_s = config.timeout_s if "timeout_s" in given else None
-        batch = resume_run(_as_path("resume", resume), config.world_size, resume_residuals, timeout_s, quiet=quiet)
-    else:
-        if compressor is not None:
-            given["compressor"] = _as_text("compressor", compressor, "topk:ratio=0.01")
-        config = RunConfig(**with_recipe(given))
-        text = None if seeds is None else _as_text("seeds", seeds, "1-5")
-        numbers = seeds_to_run(config, text, has_seed="seed" in given)
-        with ForkServer(TRAIN) as server:
-            configs = plan(config, numbers, server)
-            make_each_ready(configs, server, quiet=quiet)
-            batch = execute_all(configs, folder, server, quiet=quiet)
+    given = by_option_name(options, run)
+    if compressor is not None:
+        given["compressor"] = _as_text("compressor", compressor, "topk:ratio=0.01")
+    batch = train(
+        RunConfig(**given),
+        given,
+        seeds=None if seeds is None else _as_text("seeds", seeds, "1-5"),
+        out=_as_path("out", out),
+        resumed=None if resume is None else _as_path("resume", resume),
+        residuals=resume_residuals,
+        quiet=quiet,
+    )
     warn_of_runs(batch.results)
     batch.raise_failures()
     folders = [result.folder.path for result in batch.results]

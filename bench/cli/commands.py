@@ -19,8 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from typing_extensions import override
 
 from bench.core import registry
-from bench.core.errors import UsageError
-from bench.core.registry import PluginError
+from bench.core.errors import PluginError, UsageError
 
 ANSWER, MEASURE, MODEL, LOOK_AFTER = "Answer", "Measure parts", "Model", "Look after"
 PANELS = (ANSWER, MEASURE, MODEL, LOOK_AFTER)
@@ -37,16 +36,6 @@ BUILT_IN = {
     "list": (LOOK_AFTER, "list_components"),
     "data": (LOOK_AFTER, "data"),
     "doctor": (LOOK_AFTER, "doctor"),
-}
-# This project's extensions by their commands; an installation may lack them.
-EXTENSIONS = {
-    "tune": "bench.extensions.tune",
-    "collectives": "bench.extensions.microbenchmarks",
-    "compressors": "bench.extensions.microbenchmarks",
-    "calibrate": "bench.extensions.predict",
-    "predict": "bench.extensions.predict",
-    "profile": "bench.extensions.predict",
-    "place": "bench.extensions.place",
 }
 
 
@@ -97,10 +86,10 @@ class Commands(TyperGroup):
 
     @override
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in EXTENSIONS and cmd_name not in registry.plugins(GROUP):
+        if cmd_name not in registry.plugins(GROUP) and (package := registry.package_of(GROUP, cmd_name)):
             raise UsageError(
-                f"bench {cmd_name} comes with the extension {EXTENSIONS[cmd_name]}, which is missing here; install "
-                "gradwire again to get it (pip install --force-reinstall gradwire; in a checkout: make setup)"
+                f"bench {cmd_name} comes with the extension {package}, which is missing here; install gradwire again "
+                "to get it (pip install --force-reinstall gradwire; in a checkout: make setup)"
             )
         if cmd_name in BUILT_IN or cmd_name in registry.plugins(GROUP):
             self._import(cmd_name)

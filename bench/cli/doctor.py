@@ -26,7 +26,7 @@ from bench.hosts import support
 from bench.hosts.virtual_network import forwarded_bps
 from bench.launch.jobs.failure import noted
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
-from bench.launch.resolve import resolve
+from bench.launch.plan import plan
 from bench.launch.run import execute
 from collectives.kernels import library
 from collectives.options import OptionError, Options
@@ -339,7 +339,7 @@ def smoke_test(data_dir: Path, server: ForkServer) -> Check:
     folder = Path(tempfile.mkdtemp(prefix="bench-doctor-"))
     try:
         with noted("doctor", folder):
-            result = execute(resolve(options), folder, lambda report: None, server)
+            result = execute(plan(options), folder, lambda report: None, server)
     except BenchError as error:
         shutil.rmtree(folder)
         return Check("fail", "smoke", str(error), "fix what the other lines name")

@@ -1,7 +1,7 @@
 """Write what repeats the declarations of options and columns: ``python -m bench.cli.reference_pages``.
 
-These are docs/options.md, of which only the table is written, and docs/columns.md. A test fails if a file does not
-match the declarations.
+These are docs/options.md, of which only the table is written, docs/columns.md, and the types of the keywords of
+`bench.run` in bench/api/run_options.pyi. A test fails if a file does not match the declarations.
 """
 
 import inspect
@@ -12,11 +12,14 @@ from typing import Literal
 
 import typer
 
+from bench.api.keywords import KEYWORDS
 from bench.cli.run import run
+from bench.core.config.configuration import CommandOption
 from bench.core.schema import LAYERS, LINKS, METRICS, PARTITION, Column
 from collectives.options import value_text
 
 OPTIONS, COLUMNS = Path("docs/options.md"), Path("docs/columns.md")
+KEYWORD_TYPES = Path("bench/api/run_options.pyi")
 
 BEGIN = "<!-- Written by `python -m bench.cli.reference_pages`; edit the options, not this table. -->\n"
 END = "<!-- End of the table. -->\n"
@@ -127,6 +130,28 @@ def columns_page() -> str:
         links=sections(LINKS),
         partition=sections(PARTITION),
     )
+
+
+def keyword_types() -> str:
+    """Return the whole text of bench/api/run_options.pyi."""
+    lines = [f"    {keyword}: {_type_text(each)}" for keyword, each in KEYWORDS.items() if keyword != "compressor"]
+    return "\n".join([_KEYWORD_TYPES, *lines, ""])
+
+
+_KEYWORD_TYPES = '''\
+"""Types of the keywords of `bench.run`, written by `python -m bench.cli.reference_pages`; edit the options instead."""
+
+from typing import Literal, TypedDict
+
+class RunOptions(TypedDict, total=False):
+    """Options of `bench run`, except the compressor, which can be several."""
+'''
+
+
+def _type_text(option: CommandOption) -> str:
+    choices = ", ".join(f'"{choice}"' for choice in typing.get_args(option.value_type))
+    is_choice = typing.get_origin(option.value_type) is Literal
+    return f"Literal[{choices}]" if is_choice else f"{option.cell_type.__name__}{' | None' * (option.default is None)}"
 
 
 def sections(columns: tuple[Column, ...]) -> str:

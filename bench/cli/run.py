@@ -6,6 +6,7 @@ This module also prints the plan, and the summary at the end.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shlex
 import sys
 from collections.abc import Callable
@@ -17,17 +18,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from bench.api.batch import (
-    Batch,
-    check_resuming,
-    execute_all,
-    make_each_ready,
-    plan,
-    resume_run,
-    rows_of,
-    seeds_to_run,
-    warn_of_runs,
-)
+from bench.api.batch import Batch, rows_of, train, warn_of_runs
 from bench.api.progress import print_notes
 from bench.cli.console import plain_table, print_json
 from bench.cli.options import AsJson, given_options, takes
@@ -36,9 +27,8 @@ from bench.core.run_folder import RUNS_FOLDER, RunFolder
 from bench.core.units import format_bytes, format_seconds
 from bench.hosts.cluster import Cluster
 from bench.launch.jobs import torchrun
-from bench.launch.jobs.fork_server import TRAIN, ForkServer
+from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.layer_plan import LayerPlan, plan_layers
-from bench.launch.recipes import with_recipe
 from bench.launch.run import Result
 from bench.launch.sweep_file import run_arguments
 from bench.launch.sweep_state import past_runs
@@ -58,8 +48,6 @@ EXAMPLES = """[bold]Examples[/bold]
   bench run --model resnet18 --dataset cifar10 --world-size 4 --compressor topk:ratio=0.001 --dry-run
 
 Components are written name:key=value,key=value; `bench list compressors --long` shows every option."""
-
-_BESIDE_RESUME = {"resume_folder", "as_json", "world_size", "resume_residuals", "timeout_s"}
 
 
 @takes(
@@ -99,26 +87,16 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train a model in several processes with a chosen compressor x collective x optimizer, and record everything."""
-    given = given_options(context)
-    chosen = {name: value for name, value in options.flag_values().items() if name in given}
-    flags = {option.name: option.flag_name for option in RunConfig.options()}
-    others = [flags.get(name, f"--{name.replace('_', '-')}") for name in given if name not in _BESIDE_RESUME]
-    check_resuming(others, resume_residuals, is_resumed=resume_folder is not None)
-    if resume_folder is not None:
-        timeout_s = options.timeout_s if "timeout_s" in given else None
-        batch = resume_run(resume_folder, options.world_size, resume_residuals, timeout_s)
-    else:
-        options = RunConfig(**with_recipe(chosen))
-        numbers = seeds_to_run(options, seeds or None, has_seed="seed" in given)
-        with ForkServer(TRAIN) as server:  # also for a dry run, because it refuses kernels that are not available
-            configs = plan(options, numbers, server)
-            if dry_run:
-                _print_plans(configs, out, as_json, server)
-                return
-            make_each_ready(configs, server)
-            batch = execute_all(configs, out, server)
+    given = [name for name in given_options(context) if name in options.flag_values()]
+    show = functools.partial(_print_plans, out, as_json=as_json) if dry_run else None
+    batch = train(
+        options, given, seeds=seeds or None, out=out, resumed=resume_folder, residuals=resume_residuals, show=show
+    )
+    if dry_run:
+        return
     _print_results(batch, as_json)
     if not (as_json or resume_folder) and all(result.status == "ok" for result in batch.results):  # else the error says
+        chosen = {name: getattr(options, name) for name in given}
         print(f"next: {shlex.join(_next_command(chosen, batch, out))}", file=sys.stderr)
     batch.raise_failures()
 
@@ -157,7 +135,7 @@ def _next_command(chosen: dict[str, Any], batch: Batch, out: Path) -> list[str]:
     return ["bench", "run", *run_arguments(given | seeds | ({"out": out} if place else {}))]
 
 
-def _print_plans(configs: list[RunConfig], out: Path, as_json: bool, server: ForkServer) -> None:
+def _print_plans(out: Path, configs: list[RunConfig], server: ForkServer, *, as_json: bool) -> None:
     # JSON is one object, or a list of objects if there are several methods.
     plans: list[dict[str, Any]] = []
     for of_seeds in grouped(configs, lambda config: config.config_id).values():

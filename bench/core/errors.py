@@ -5,6 +5,11 @@ The sentence says what is wrong and what to do. Any other exception is a bug: ex
 
 from typing import ClassVar
 
+# Values of the column `error_kind`: the exception of a rank whose training diverged, and those of all runs that would
+# fail again if they were resumed.
+DIVERGED = "Diverged"
+FAIL_AGAIN = frozenset({DIVERGED, "NeverFinite", "NonFiniteGradient"})
+
 
 class BenchError(Exception):
     """Base of all errors that are shown without a traceback."""
@@ -29,6 +34,10 @@ def check_usage(*obstacles: tuple[bool, str]) -> None:
             raise UsageError(sentence)
 
 
+class PluginError(UsageError):
+    """A third party's component cannot be used; the message names the component and the reason."""
+
+
 class RunFailed(BenchError):
     """A run started and failed; the rows written so far are kept."""
 
@@ -45,11 +54,6 @@ class Regression(BenchError):
     """A limit that the user gave, such as --fail-on, was exceeded."""
 
     exit_code = 5
-
-
-def has_diverged(error: str) -> bool:
-    """Return True if a run's error says that its training diverged, which it would do again if it was repeated."""
-    return "has diverged" in error
 
 
 class Interrupted(BenchError):

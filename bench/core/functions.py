@@ -6,6 +6,7 @@ file is an option too, so that it is part of every row and of the experiment's i
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -14,15 +15,14 @@ import random
 import sys
 import traceback
 import types
-import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Self, TypeVar, cast
 
+import pydantic
 from typing_extensions import Doc, override
 
-from bench.core.errors import UsageError
-from bench.core.registry import PluginError
+from bench.core.errors import PluginError, UsageError
 from collectives.options import OptionError, Options, did_you_mean
 
 HASH_DIGITS = 12
@@ -51,31 +51,27 @@ class Function:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class FunctionOptions(Options):
-    """Base of the components that call a user's function; see `options_from_signature`."""
+    """Base of the components that call a user's function; see `component_of`."""
 
     function: ClassVar[Function]
     parameters: ClassVar[tuple[str, ...]]  # the names of the parameters that are options
+    passed: ClassVar[tuple[str, ...]] = ()  # the names of parameters that the component passes
 
     hash: Annotated[str, Doc("SHA-256 of the file, the first 12 digits; if it is given, the file must have it")] = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_hash(self.hash)
         self.hash = self.function.hash
-
-    @classmethod
-    def _check_hash(cls, expected: str) -> None:
-        if expected not in ("", cls.function.hash):
-            raise OptionError(
-                f"{cls.function.path} has the hash {cls.function.hash} instead of {expected}, so it has changed; "
-                "restore it, or leave out hash and start a new run"
-            )
 
     @classmethod
     @override
     def from_text(cls, values: Mapping[str, str]) -> Self:
-        if "hash" in values:  # before the other options, which another version of the file may not have
-            cls._check_hash(values["hash"])
+        # Before the other options, which another version of the file may not have.
+        if values.get("hash", "") not in ("", cls.function.hash):
+            raise OptionError(
+                f"{cls.function.path} has the hash {cls.function.hash} instead of {values['hash']}, so it has changed; "
+                "restore it, or leave out hash and start a new run"
+            )
         for option in dataclasses.fields(cls):
             if option.name in cls.parameters and option.default is dataclasses.MISSING and option.name not in values:
                 raise OptionError(
@@ -141,43 +137,48 @@ def seeded_generators(seed: int) -> Iterator[None]:
 F = TypeVar("F", bound=FunctionOptions)
 
 
-def options_from_signature(base: type[F], function: Function, given: Collection[str] = ()) -> type[F]:
-    """Return a subclass of a component whose options are the parameters of a function.
+def component_of(base: type[F], name: str) -> type[F]:
+    """Return a subclass of a component that calls a user's function, whose parameters are the options.
 
     Parameters that cannot be given on the command line, such as a module or a list, keep their defaults.
 
     Args:
         base: the component.
-        function: the function.
-        given: names of parameters that are no options, because the component passes them.
+        name: the text that names the function, such as ``path/net.py:build``.
 
     Raises:
-        UsageError: a parameter has no default and cannot be given on the command line, or its name is taken.
+        UsageError: there is no such function, or it cannot be used: a parameter has no default and cannot be given on
+            the command line, or its name is taken.
     """
+    _ = importlib.import_module("torch").__version__  # raises where a placeholder stands for torch
+    return _component_of(base, find(name))  # type: ignore[arg-type]
+
+
+@functools.cache  # one class per function, so that its data are kept
+def _component_of(base: type[F], function: Function) -> type[F]:
+    try:
+        parameters = inspect.signature(function.call).parameters.values()
+    except (TypeError, ValueError):
+        raise UsageError(f"{function.name} does not show its parameters; write a function that calls it") from None
     fields: list[tuple[str, Any, Any]] = []
-    for parameter in _signature(function).parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name in given:
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name in base.passed:
             continue
-        has_default = parameter.default is not parameter.empty
-        hint = _hint(parameter, function)
-        if hasattr(base, parameter.name) or parameter.name in base.option_names():
+        if hasattr(base, parameter.name):
             raise UsageError(
                 f"{function.name} has a parameter '{parameter.name}', which has another meaning here; rename it"
             )
-        if hint is not None:
-            fields.append((parameter.name, hint, parameter.default if has_default else dataclasses.MISSING))
-        elif not has_default:
+        default = dataclasses.MISSING if parameter.default is parameter.empty else parameter.default
+        if (hint := _hint(parameter, function)) is not None:
+            fields.append((parameter.name, hint, dataclasses.field(default=default)))
+        elif default is dataclasses.MISSING:
             raise UsageError(
                 f"{function.name} has a parameter '{parameter.name}' that cannot be given on the command line; give it "
                 "a default, or annotate it as int, float, str or bool"
             )
+    namespace = {"function": function, "parameters": tuple(name for name, _, _ in fields)}
     component: Any = dataclasses.make_dataclass(
-        base.__name__,
-        [(name, hint) if default is dataclasses.MISSING else (name, hint, default) for name, hint, default in fields],
-        bases=(base,),
-        namespace={"function": function, "parameters": tuple(name for name, _, _ in fields)},
-        kw_only=True,
-        eq=False,
+        base.__name__, fields, bases=(base,), namespace=namespace, kw_only=True, eq=False
     )
     component.component_name = function.name
     return cast("type[F]", component)
@@ -309,35 +310,20 @@ def _failure(name: str, path: Path, error: BaseException) -> PluginError:
     return PluginError(f"{name} cannot be used: {f'line {line}: ' if line else ''}{reason}")
 
 
-def _signature(function: Function) -> inspect.Signature:
-    try:
-        return inspect.signature(function.call)
-    except (TypeError, ValueError):
-        raise UsageError(f"{function.name} does not show its parameters; write a function that calls it") from None
-
-
 def _hint(parameter: inspect.Parameter, function: Function) -> Any:
     """Return the type of a parameter that can be given on the command line; None for other parameters."""
     hint = parameter.annotation
-    if isinstance(hint, str):
-        try:
-            hint = eval(hint, vars(sys.modules[function.call.__module__]))
-        except Exception:  # noqa: BLE001 - an annotation that only a type checker can read
-            return None
-    has_default = parameter.default is not parameter.empty
-    if hint is parameter.empty:
-        hint = type(parameter.default) if has_default else None
-    elif has_default and parameter.default is None:
-        hint = hint | None
-    return hint if _is_text_like(hint) else None
+    try:
+        hint = eval(hint, vars(sys.modules[function.call.__module__])) if isinstance(hint, str) else hint
+        if hint is parameter.empty:
+            hint = type(parameter.default)
+        elif parameter.default is None:
+            hint |= None
+        schema = pydantic.TypeAdapter(hint).json_schema()
+    except Exception:  # noqa: BLE001 - only a type checker can read it, or pydantic reads no such values
+        return None
+    kinds = {each.get("type", "string" if "enum" in each else "") for each in schema.get("anyOf", [schema])}
+    return hint if kinds <= _OF_TEXT and kinds != {"null"} else None
 
 
-def _is_text_like(hint: Any) -> bool:
-    """Return True for int, float, str and bool, a choice among such values, and any of these or None."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
-        return _is_text_like(arguments[0])
-    if origin in (typing.Union, types.UnionType):
-        some = [each for each in arguments if each is not type(None)]
-        return bool(some) and all(map(_is_text_like, some))
-    return origin is Literal or hint in (int, float, str, bool)
+_OF_TEXT = {"integer", "number", "string", "boolean", "null"}  # JSON types of values that are written as one text

@@ -23,16 +23,13 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
-from bench.core.errors import UsageError
+from bench.core import functions
+from bench.core.errors import PluginError, UsageError
 from collectives.options import Options, did_you_mean
 
 T = TypeVar("T")
-
-
-class PluginError(UsageError):
-    """A third party's component cannot be used; the message names the component and the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +130,8 @@ def load(kind: str, name: str) -> type[Options]:
     if ":" in name:  # a function in a user's file
         if kind not in FROM_FUNCTIONS:
             raise UsageError(f"'{name}' is a function, and only {' and '.join(FROM_FUNCTIONS)} can be functions")
-        return cast(type[Options], importlib.import_module(f"{KINDS[kind].package}.from_function").component_of(name))
+        base = importlib.import_module(f"{KINDS[kind].package}.from_function").COMPONENT
+        return functions.component_of(base, name)
     if kind in FROM_FUNCTIONS and name.endswith(".py"):
         raise UsageError(f"{name} names no function; write {name}:FUNCTION")
     known = entries(kind)
@@ -155,7 +153,7 @@ def unknown(name: str, *kinds: str) -> UsageError:
     Its message says what the name may be, and how to list all.
     """
     for kind in kinds:
-        if any((point.group, point.name) == (f"bench.{kind}", name) for point in _entry_points()):
+        if package_of(kind, name):
             return UsageError(
                 f"{KINDS[kind].singular} '{name}' is an extension that is not installed here; install gradwire with "
                 f"it, or choose one that `bench list {kind}` shows"
@@ -201,6 +199,12 @@ def ask_each(kind: str, question: Callable[[type[Options]], T]) -> dict[str, T]:
 def plugins(group: str) -> dict[str, Entry]:
     """Return the entries that installed packages add by entry point to a group, such as ``commands``, by name."""
     return {entry.name: entry for entry in _added().get(f"bench.{group}", ())}
+
+
+def package_of(group: str, name: str) -> str:
+    """Return the package of an entry of this group that was installed and may be missing now; empty if none was."""
+    points = (point for point in _entry_points() if (point.group, point.name) == (f"bench.{group}", name))
+    return next((point.module.rpartition(".")[0] for point in points), "")
 
 
 def load_plugin(group: str, name: str) -> object:

@@ -69,7 +69,7 @@ def declared_columns(configuration: type[Configuration]) -> Iterator[Column]:
     for option in configuration.options():
         recorded = option.recorded
         if recorded.column:
-            yield identity(option.name, option.cell_type, option.meaning, unit=recorded.unit, absent=recorded.absent)
+            yield identity(option.name, option.cell_type, option.meaning, unit=recorded.unit, absent=option.default)
 
 
 # Largest number that a cell may hold. Integers up to 2**53 stay exact in tools that read every number as a float;
@@ -136,6 +136,12 @@ _progress = partial(Column, "progress")
 PROGRESS = (
     _progress("status", str, "ok, running, failed, timeout or interrupted", deterministic=False),
     _progress("error", str, "the failure in one sentence (empty: ok)", deterministic=False),
+    _progress(
+        "error_kind",
+        str,
+        "exception of the first rank that failed, such as Diverged or NonFiniteGradient (empty: no rank raised one)",
+        deterministic=False,
+    ),
     _progress("epoch", float, "epochs finished, including the fraction of the current one"),
     _progress("step", int, "optimizer steps done"),
     _progress(

@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.core import registry
 from bench.core.errors import UsageError
-from collectives.options import OptionError, Options, Spec
+from collectives.options import Incompatible, OptionError, Options, Spec
 
 
 def split_list(text: str) -> list[str]:
@@ -70,6 +70,8 @@ def build(kind: str, text: str) -> Any:
         entry = registry.entries(kind)[spec.name]
         with registry.blaming_provider(registry.KINDS[kind].singular, entry, passing=(OptionError,)):
             return component.from_text(spec.options)
+    except Incompatible as error:  # says what would work
+        raise UsageError(str(error)) from None
     except OptionError as error:
         raise UsageError(f"{error}; `bench list {kind} --long` shows every option with its range") from None
 

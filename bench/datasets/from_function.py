@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import operator
 import os
 import sys
@@ -19,7 +18,7 @@ from typing_extensions import Doc, override
 
 from bench.core import functions
 from bench.core.config.run import RunConfig
-from bench.core.registry import PluginError
+from bench.core.errors import PluginError
 from bench.datasets.base import Dataset, LazyInputs, Samples, crop_and_flip
 
 
@@ -90,19 +89,7 @@ class FunctionDataset(functions.FunctionOptions, Dataset):
         return kept
 
 
-def component_of(name: str) -> type[FunctionDataset]:
-    """Return the component that calls the function with this name, such as ``path/data.py:load``.
-
-    Raises:
-        UsageError: there is no such function, or it cannot be used.
-    """
-    _ = torch.__version__  # raises where a placeholder stands for torch: there, users' files are not imported
-    return _component_of(functions.find(name))
-
-
-@functools.cache  # one class per function, so that its data are kept
-def _component_of(function: functions.Function) -> type[FunctionDataset]:
-    return functions.options_from_signature(FunctionDataset, function)
+COMPONENT = FunctionDataset
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

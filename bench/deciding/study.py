@@ -12,11 +12,11 @@ from typing_extensions import Doc
 from bench.core import registry, spec
 from bench.core.config.configuration import Configuration, Flag, short_digest
 from bench.core.config.run import MACHINES, VIRTUAL_HOSTS, RunConfig
-from bench.core.errors import Interrupted, UsageError, has_diverged
+from bench.core.errors import DIVERGED, Interrupted, UsageError
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.launch.jobs.fork_server import ForkServer
+from bench.launch.plan import place
 from bench.launch.recipes import with_recipe
-from bench.launch.resolve import place
 from bench.launch.run import execute, resume
 from bench.launch.sweep_file import Settings, SweepFile, plan_runs, read_sweep, table_text
 from bench.launch.sweep_state import PastRun, by_digest, past_runs, run_missing
@@ -330,4 +330,4 @@ def train_missing(
 def _is_missing(past: PastRun | None) -> bool:
     if past is None or past.state == "torn":
         return True
-    return past.state == "failed" and not has_diverged(past.summary.get("error", ""))
+    return past.state == "failed" and past.summary.get("error_kind") != DIVERGED

@@ -103,14 +103,14 @@ def with_recipe(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: there is no such recipe.
     """
-    name = RunConfig(recipe=given.get("recipe")).recipe  # checked to be text
-    if name is None:
+    if given.get("recipe") is None:
         return dict(given)
     kept = {name for name, value in given.items() if value is not None}
     kept |= {name for alternatives in _ALTERNATIVES if alternatives & kept for name in alternatives}
     if "steps" in kept:  # evaluations then count steps
         kept.add("eval_every")
-    return dict(given) | {n: value for n, value in recipe(name).options.items() if n not in kept}
+    options = recipe(str(given["recipe"])).options
+    return dict(given) | {name: value for name, value in options.items() if name not in kept}
 
 
 def with_batch_size(config: RunConfig) -> RunConfig:
@@ -131,4 +131,4 @@ def with_batch_size(config: RunConfig) -> RunConfig:
             f"--recipe {config.recipe} has {total} samples per step, which {config.replicas} ranks{times} cannot share "
             f"equally; choose numbers that divide {total}, or give --batch-size"
         )
-    return dataclasses.replace(config, batch_size=total // parts)
+    return config.changed(batch_size=total // parts)

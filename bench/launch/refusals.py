@@ -1,133 +1,247 @@
-"""Refuse wrong options at once: check options without importing torch, which takes seconds.
+"""What the options of `bench run` exclude, as tables for `collectives.refusals.refuse`; `bench.launch.plan` walks them.
 
-Checking options imports components, which import torch and numpy. So the functions that check options are called in a
-forked process in which components import placeholders instead of these packages. Modules may refer to a placeholder,
-call it and derive from it. A function that needs a value from a placeholder raises an exception. The result is then
-None, and the caller repeats the call in a process that has imported torch.
+What a strategy cannot be combined with stands in its own table.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import importlib.abc
-import importlib.machinery
-import multiprocessing
-import os
-import sys
-import threading
-from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any, ParamSpec, TypeVar
+import dataclasses
+import importlib.util
+import math
+from typing import TYPE_CHECKING
 
-from bench.core.errors import UsageError
-from bench.core.registry import PluginError
+from bench.core.config.run import DEFAULT_WORLD_SIZE, RanksConfig, RunConfig
+from bench.core.config.syntax import LrScaling, Partition, Straggler
+from bench.hosts.cluster import Cluster
+from collectives.refusals import Refusal
 
-P = ParamSpec("P")
-T = TypeVar("T")
-LEFT_OUT = ("torch", "torchvision", "numpy")
-
-
-def without_torch(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-    """Call a function in a forked process without torch; return its result, or None if the function needs torch.
-
-    Raises:
-        UsageError: the function raised this error.
-    """
-    (outcome,) = outcomes_without_torch([functools.partial(function, *args, **kwargs)])
-    if isinstance(outcome, UsageError):
-        raise outcome
-    return outcome
+if TYPE_CHECKING:
+    from bench.datasets.base import Dataset
+    from bench.models.base import Model
+    from bench.optimizers.base import Optimizer
+    from bench.strategies.base import Strategy
+    from collectives.base import Collective
+    from compressors.base import Compressor
 
 
-def outcomes_without_torch(calls: Sequence[Callable[[], T]]) -> list[T | UsageError | None]:
-    """Make several calls in one forked process without torch; return the result or the UsageError of each call.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Components:
+    """The six components of a run, in fields named as the options; whether they work together is not checked yet."""
 
-    None stands for a call that needs torch, or a third party's module that cannot be imported without torch. If this
-    process has imported torch already, all are None, because the calls are as fast in this process. With several
-    threads, as in Jupyter, all are None too, because a fork could inherit a lock that another thread holds.
-    """
-    outcomes: list[T | UsageError | None] = [None] * len(calls)
-    if "torch" in sys.modules or threading.active_count() > 1:
-        return outcomes
-    receiving, sending = multiprocessing.Pipe(duplex=False)
-    child = os.fork()
-    if child == 0:
-        try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the calls where torch is print warnings
-            sys.meta_path.insert(0, _Placeholders())
-            sending.send([_outcome(call) for call in calls])
-        finally:
-            os._exit(0)
-    sending.close()
-    with contextlib.suppress(EOFError):  # the results hold something that cannot be sent
-        outcomes = receiving.recv()
-    os.waitpid(child, 0)
-    return outcomes
+    model: Model
+    dataset: Dataset
+    optimizer: Optimizer
+    compressor: Compressor
+    collective: Collective
+    strategy: Strategy
 
 
-def result_or_refusal(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | UsageError:
-    """Call a function and return its result, or the UsageError that it raises."""
-    try:
-        return function(*args, **kwargs)
-    except UsageError as refusal:
-        return refusal
+def option_refusals(options: RunConfig) -> list[Refusal]:
+    """Return what the options alone show."""
+    is_tracker_missing = options.track != "none" and importlib.util.find_spec(options.track) is None
+    return [
+        Refusal(
+            bool(options.epochs and options.steps),
+            "--epochs and --steps both set the length of the run",
+            [{"steps": None}, {"epochs": None}],
+        ),
+        Refusal(
+            bool(options.max_restarts and not options.checkpoint_every),
+            f"--max-restarts {options.max_restarts} needs checkpoints to restart from",
+            [{"checkpoint_every": 1}, {"max_restarts": None}],
+        ),
+        Refusal(
+            is_tracker_missing,
+            f"--track {options.track} needs a package that is not installed (pip install 'gradwire[{options.track}]')",
+            [{"track": None}],
+        ),
+        Refusal(
+            options.nnodes > 1 and not options.rdzv_endpoint,
+            "--nnodes makes several machines, which need HOST:PORT of machine 0 to meet at",
+            [{"rdzv_endpoint": "host0:29500"}],
+        ),
+        Refusal(
+            options.node_rank >= options.nnodes,
+            f"--node-rank {options.node_rank} does not exist among {options.nnodes} machines, which count from 0",
+            [{"node_rank": options.nnodes - 1}],
+        ),
+    ]
 
 
-def _outcome(call: Callable[[], T]) -> T | UsageError | None:
-    try:
-        return call()
-    except PluginError:
-        return None
-    except UsageError as refusal:
-        return UsageError(str(refusal))
-    except Exception:  # noqa: BLE001 - if it is a real error, the same call with torch raises it again
-        return None
+def host_refusals(options: RanksConfig, cluster: Cluster | None) -> list[Refusal]:
+    """Return what the hosts exclude; without a cluster, these are machines."""
+    world_size, nnodes = options.world_size or DEFAULT_WORLD_SIZE, options.nnodes
+    described = f"{len(cluster.hosts)} virtual hosts with {cluster.ranks_per_host} rank(s) each" if cluster else ""
+    return [
+        Refusal(
+            cluster is None and world_size % nnodes > 0,
+            f"--world-size {world_size} cannot be divided over --nnodes {nnodes} machines",
+            [{"world_size": nnodes * math.ceil(world_size / nnodes)}],
+        ),
+        Refusal(
+            cluster is not None and options.world_size not in (None, cluster.world_size),
+            f"--world-size {options.world_size} contradicts {described}",
+            [{"world_size": None}],
+        ),
+        Refusal(
+            cluster is not None and options.device == "cuda",
+            "virtual hosts share this machine and communicate through gloo, which --device cuda excludes",
+            [{"device": "cpu"}],
+        ),
+        Refusal(
+            cluster is not None and nnodes > 1,
+            f"virtual hosts are on one machine, and --nnodes says {nnodes}",
+            [{"nnodes": None}],
+        ),
+    ]
 
 
-class _Placeholders(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import hook that imports modules of placeholders instead of torch, torchvision and numpy (`LEFT_OUT`)."""
+def sample_refusals(config: RunConfig) -> list[Refusal]:
+    """Return what the numbers of samples and ranks exclude."""
+    straggler = Straggler.parse(config.straggler) if config.straggler else None
+    held_out, replicas, accumulate = config.holdout_size, config.replicas, config.accumulate
+    train_size, test_size = config.train_size - held_out, held_out or config.test_size
+    shard = train_size // replicas
+    times = f" times --accumulate {accumulate}" if accumulate > 1 else ""
+    batch_size = shard // accumulate
+    return [
+        *straggler_refusals(straggler, config.world_size),
+        Refusal(
+            train_size <= 0,
+            f"--holdout-size {held_out} leaves none of {config.train_size} training samples to train on",
+            [{"holdout_size": config.train_size // 2}],
+        ),
+        *(
+            Refusal(
+                size < replicas,
+                f"{size} samples, of {flag}, cannot be divided over {replicas} ranks",
+                [{"world_size": max(1, size)} | less],
+            )
+            for flag, size, less in (
+                ("--train-size", train_size, {"batch_size": 1}),
+                ("--holdout-size" if held_out else "--test-size", test_size, {}),
+            )
+        ),
+        Refusal(
+            shard < config.samples_per_step,
+            f"--batch-size {config.batch_size}{times} is larger than a rank's shard of {shard} samples ({train_size} "
+            f"over {replicas} ranks)",
+            [{"batch_size": batch_size} if batch_size else {"batch_size": shard, "accumulate": None}],
+        ),
+    ]
 
-    def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        is_left_out = fullname.partition(".")[0] in LEFT_OUT
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if is_left_out else None
 
-    def exec_module(self, module: ModuleType) -> None:
-        vars(module)["__getattr__"] = _Placeholder().__getattr__
+def straggler_refusals(straggler: Straggler | None, world_size: int) -> list[Refusal]:
+    """Return what the number of ranks excludes."""
+    last = straggler and str(dataclasses.replace(straggler, rank=world_size - 1))
+    return [
+        Refusal(
+            straggler is not None and straggler.rank >= world_size,
+            f"--straggler {straggler} names none of the {world_size} ranks, which count from 0",
+            [{"straggler": last}],
+        )
+    ]
 
 
-class _Placeholder:
-    """Stands for any object of torch or numpy; the attributes are placeholders too, the same object at each access."""
+def training_refusals(config: RunConfig, parts: Components) -> list[Refusal]:
+    """Return what the data set, the targets and the schedule exclude."""
+    dataset, of_accuracy = parts.dataset.component_name, {"target_bits_per_byte": None, "target_accuracy": 0.95}
+    return [
+        Refusal(
+            config.partition != "iid" and not parts.dataset.has_classes,
+            f"--partition {config.partition} divides samples by class, and {dataset} has no classes",
+            [{"partition": "iid"}],
+        ),
+        Refusal(
+            config.target_bits_per_byte is not None and parts.dataset.task.metric != "test_bits_per_byte",
+            f"{dataset} is not a text, so it has no bits per byte for --target-bits-per-byte",
+            [of_accuracy],
+        ),
+        Refusal(
+            config.target_accuracy is not None and config.target_bits_per_byte is not None,
+            "--target-accuracy and --target-bits-per-byte are two targets",
+            [{"target_accuracy": None}, {"target_bits_per_byte": None}],
+        ),
+        Refusal(
+            config.stop_at_target and not config.has_target,
+            "--stop-at-target needs a target",
+            [{"target_accuracy": 0.95}, {"stop_at_target": None}],
+        ),
+        Refusal(
+            LrScaling.parse(config.lr_scaling).gradual and not config.warmup_epochs,
+            f"--lr-scaling {config.lr_scaling} rises during warm-up, and there is none",
+            [{"warmup_epochs": 5}],
+        ),
+        Refusal(
+            bool(config.steps) and not isinstance(config.eval_every, int),
+            f"with --steps, --eval-every counts steps, and {config.eval_every} is not a whole number",
+            [{"eval_every": math.ceil(config.eval_every)}],
+        ),
+    ]
 
-    __iter__ = None  # not iterable, although it has items
 
-    def __getattr__(self, name: str) -> _Placeholder:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        found = _Placeholder()
-        setattr(self, name, found)
-        return found
+def class_refusals(config: RunConfig, num_classes: int) -> list[Refusal]:
+    """Return what the number of classes excludes: more classes per rank, and too few ranks for all classes."""
+    per_rank = Partition.parse(config.partition).per_rank or 0
+    enough = math.ceil(num_classes / config.replicas)
+    return [
+        Refusal(
+            per_rank > num_classes,
+            f"--partition {config.partition} is not possible with {num_classes} classes",
+            [{"partition": f"classes:per_rank={num_classes}"}, {"partition": "iid"}],
+        ),
+        Refusal(
+            0 < config.replicas * per_rank < num_classes,
+            f"--partition {config.partition} leaves out some of {num_classes} classes with {config.replicas} ranks",
+            [
+                {"partition": f"classes:per_rank={enough}"},
+                {"world_size": math.ceil(num_classes / max(1, per_rank))},
+            ],
+        ),
+    ]
 
-    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[()]:
-        return ()
 
-    def __call__(self, *args: object, **kwargs: object) -> _Placeholder:
-        return _Placeholder()
+def clipping_refusals(config: RunConfig, parts: Components) -> list[Refusal]:
+    """Return where no rank has the mean gradient, which is clipped."""
+    method, is_clipped = parts.compressor.component_name, config.clip_norm is not None
+    instead = f" ({method}:clip_norm clips before it)" if hasattr(parts.compressor, "clip_norm") else ""
+    return [
+        Refusal(
+            is_clipped and parts.compressor.traits.owns_momentum,
+            f"{method} applies momentum before it sends, so no rank has the mean gradient that --clip-norm limits"
+            f"{instead}",
+            [{"compressor.momentum_correction": False}, {"clip_norm": 0}],
+        ),
+        Refusal(
+            is_clipped and parts.optimizer.keeps_gradients and not parts.optimizer.encodes_itself,
+            f"{parts.optimizer.component_name} exchanges moments, so no rank has the mean gradient that --clip-norm "
+            "limits",
+            [{"clip_norm": 0}, {"optimizer": "sgd"}],
+        ),
+    ]
 
-    def __getitem__(self, parameters: object) -> _Placeholder:
-        return self
 
-    def __or__(self, other: object) -> _Placeholder:
-        return self
+def bucket_refusals(config: RunConfig, parts: Components, model_mb: float) -> list[Refusal]:
+    """Return what a compressor of whole models excludes; `model_mb` is the size of the model's gradients in MiB."""
+    bucket_mb = config.bucket_mb
+    return [
+        Refusal(
+            parts.compressor.traits.one_bucket and bucket_mb is not None and bucket_mb < model_mb,
+            f"{config.compressor} needs the whole model in one bucket, and --bucket-mb {bucket_mb} is too small for it",
+            [{"bucket_mb": None}, {"bucket_mb": model_mb}],
+        )
+    ]
 
-    __ror__ = __or__
 
-    def __bool__(self) -> bool:
-        raise TypeError("a placeholder is neither true nor false")
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, (int, float, str, tuple, list)):
-            raise TypeError("a placeholder has no known value")
-        return self is other
-
-    __hash__ = object.__hash__
+def resizing_refusals(config: RunConfig, parts: Components) -> list[Refusal]:
+    """Return why a run cannot resume with another number of ranks."""
+    are_hosts_fixed = config.cluster is not None or config.nnodes > 1
+    obstacles = (
+        "the run's hosts are part of its configuration" if are_hosts_fixed else "",
+        "" if config.partition == "iid" else f"--partition {config.partition} ties samples to ranks",
+        *(component.obstacle_to_resizing() for component in vars(parts).values()),
+    )
+    return [
+        Refusal(bool(reason), f"{reason}, so the run cannot change its number of ranks", [{"world_size": None}])
+        for reason in obstacles
+    ]

@@ -34,7 +34,7 @@ from bench.launch.jobs.failure import (
 )
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.jobs.torchrun import MachineZero
-from bench.launch.refusals import result_or_refusal
+from bench.launch.without_torch import result_or_refusal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

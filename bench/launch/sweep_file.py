@@ -20,9 +20,9 @@ from bench.core.config.syntax import parse_seeds
 from bench.core.errors import UsageError
 from bench.core.files import read_toml, refuse_unknown, tables
 from bench.launch.jobs.fork_server import ForkServer
+from bench.launch.plan import plan_each
 from bench.launch.recipes import with_recipe
-from bench.launch.refusals import result_or_refusal
-from bench.launch.resolve import resolve_each
+from bench.launch.without_torch import result_or_refusal
 
 # Option name -> value.
 Settings = dict[str, Any]
@@ -134,7 +134,7 @@ def options_by_key() -> dict[str, str]:
     are read separately.
     """
     return {
-        option.flag_name.removeprefix("--").replace("-", "_"): option.name
+        option.keyword: option.name
         for option in RunConfig.options()
         if option.flag and option.flag.panel != MACHINES and option.name != "seed"
     }
@@ -226,7 +226,7 @@ def plan_runs(sweep: SweepFile, server: ForkServer) -> list[PlannedRun]:
     """
     settings = sweep.configurations()
     given = [result_or_refusal(_options, sweep.base | each) for each in settings]
-    resolved = iter(resolve_each([each for each in given if isinstance(each, RunConfig)], server))
+    resolved = iter(plan_each([each for each in given if isinstance(each, RunConfig)], server))
     outcomes = [next(resolved) if isinstance(each, RunConfig) else each for each in given]
     configs = [outcome for outcome in outcomes if isinstance(outcome, RunConfig)]
     if len(configs) < len(outcomes):
@@ -241,7 +241,7 @@ def plan_runs(sweep: SweepFile, server: ForkServer) -> list[PlannedRun]:
     for seed in sweep.seeds or [RunConfig.seed]:
         order = {digest: short_digest([sweep.digest, seed, number]) for number, digest in enumerate(first)}
         for digest in sorted(first, key=lambda digest: (placements.index(ranks[digest]), order[digest])):
-            config = dataclasses.replace(first[digest].config, seed=seed)
+            config = first[digest].config.changed(seed=seed)
             ordered.setdefault(config.digest, dataclasses.replace(first[digest], config=config))
     return list(ordered.values())
 

@@ -2,19 +2,22 @@
 
 import dataclasses
 import weakref
+from typing import ClassVar
 
 import torch
 from torch import nn
 from typing_extensions import override
 
 from bench.core import functions
-from bench.core.registry import PluginError
+from bench.core.errors import PluginError
 from bench.models.base import Model
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class FunctionModel(functions.FunctionOptions, Model):
     """Calls a function, or a class of networks, that returns the network; it gets `num_classes` if it accepts it."""
+
+    passed: ClassVar[tuple[str, ...]] = ("num_classes",)
 
     @override
     def build(self, num_classes: int) -> nn.Module:
@@ -43,11 +46,4 @@ class FunctionModel(functions.FunctionOptions, Model):
 _built: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
-def component_of(name: str) -> type[FunctionModel]:
-    """Return the component that calls the function with this name, such as ``path/net.py:build``.
-
-    Raises:
-        UsageError: there is no such function, or it cannot be used.
-    """
-    _ = torch.__version__  # raises where a placeholder stands for torch: there, users' files are not imported
-    return functions.options_from_signature(FunctionModel, functions.find(name), given=["num_classes"])
+COMPONENT = FunctionModel

@@ -15,9 +15,11 @@ from typing import ClassVar
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from collectives.base import Collective
 from collectives.options import OptionError, Options
+from collectives.refusals import Refusal
 from compressors.base import Compressor
 from compressors.layer import Layer
 from gradwire.exchange.communicator import CompressedCommunicator
@@ -59,16 +61,17 @@ class Optimizer(Options, abc.ABC):
         """Return the number of steps after which the work of the steps repeats."""
         return 1
 
+    @override
+    def obstacle_to_resizing(self) -> str:
+        return f"{self.component_name} keeps different moments on every rank" if self.keeps_gradients else ""
+
     def warnings(self) -> list[str]:
         """Return what the user should know about these options, one sentence each."""
         return []
 
-    def check_compatible(self, compressor: Compressor, collective: Collective) -> None:
-        """Check that this optimizer works with this compressor and this collective.
-
-        Raises:
-            Incompatible: the optimizer does not work with them; the message names what would work.
-        """
+    def refusals(self, compressor: Compressor, collective: Collective) -> list[Refusal]:
+        """Return what this optimizer cannot be combined with, as a table for `collectives.refusals.refuse`."""
+        return []
 
     def check_layers(self, layers: Sequence[Layer]) -> None:
         """Check that this optimizer can train a network with these trainable parameters.

@@ -12,7 +12,8 @@ from bench.core import spec
 from bench.core.errors import UsageError
 from bench.optimizers.base import Optimizer
 from collectives.base import Collective
-from collectives.options import Incompatible, OptionError
+from collectives.options import OptionError
+from collectives.refusals import Refusal
 from compressors.base import Compressor
 from compressors.layer import Layer
 from gradwire.exchange.communicator import CompressedCommunicator
@@ -193,14 +194,18 @@ class UseKfac(KfacOptions, Optimizer, name="kfac"):
         return self.update_every
 
     @override
-    def check_compatible(self, compressor: Compressor, collective: Collective) -> None:
-        self.stepping.check_compatible(compressor, collective)
-        if self.summing and self.summing.recodes and not self.summing.decodes:
-            raise Incompatible(
+    def refusals(self, compressor: Compressor, collective: Collective) -> list[Refusal]:
+        summing = self.summing
+        return [
+            Refusal(
+                summing is not None and summing.recodes and not summing.decodes,
                 f"{self.component_name}: collective={self.collective} encodes sums of codes again, and factors are no "
-                f"codes; use collective={self.summing.component_name}"
-            )
-        self.check_summing(self.summing or collective)
+                "codes",
+                [{"optimizer.collective": summing and summing.component_name}],
+            ),
+            *self.summing_refusals(summing or collective),
+            *self.stepping.refusals(compressor, collective),
+        ]
 
     @override
     def check_layers(self, layers: Sequence[Layer]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bench.core.errors import BenchError, NothingToCompare, UsageError, has_diverged
+from bench.core.errors import DIVERGED, BenchError, NothingToCompare, UsageError
 from bench.core.files import check_regular, files_below
 from bench.core.rows import MissingColumns, RepeatedColumns, Warn, read_rows, warn_on_stderr
 from bench.core.schema import LAYERS, METRICS
@@ -217,7 +217,7 @@ class Run:
     @property
     def diverged(self) -> bool:
         """True if the run failed because its training diverged; it would diverge again if it was repeated."""
-        return self["status"] == "failed" and has_diverged(self["error"] or "")
+        return bool(self["status"] == "failed" and self["error_kind"] == DIVERGED)
 
     @property
     def in_sync(self) -> bool | None:

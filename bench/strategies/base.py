@@ -1,8 +1,8 @@
 """The interface of strategies: a strategy decides what ranks exchange, when, and who updates the parameters.
 
 A strategy is one file in this folder, or in a package here, with one class. Its dataclass fields are its options.
-`check_compatible` refuses, before any process starts, what the strategy cannot be combined with. `bind` is called once
-on every rank and returns the object that the training loop drives:
+`refusals` says what the strategy cannot be combined with, which is refused before any process starts. `bind` is called
+once on every rank and returns the object that the training loop drives:
 
     report = strategy.train_step(batch)     # for every batch
     strategy.synchronize()                  # before every evaluation
@@ -25,13 +25,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import Store
+from typing_extensions import override
 
 from bench.core.config.run import RunConfig
 from bench.datasets.base import CLASSIFICATION, Task
 from bench.optimizers.base import Optimizer
 from collectives.base import Collective, Key
-from collectives.options import Incompatible, Options
+from collectives.options import Options
 from collectives.payloads.base import Payload
+from collectives.refusals import Refusal
 from collectives.transport.base import Purpose, Traffic
 from compressors.base import Compressor, TorchHook
 from compressors.floats import NoCompression
@@ -130,21 +132,22 @@ class Strategy(Options, abc.ABC):
         """
         return options
 
-    @abc.abstractmethod
-    def check_compatible(
+    @override
+    def obstacle_to_resizing(self) -> str:
+        return f"{self.component_name} gives every rank a different task"
+
+    def refusals(
         self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
-    ) -> None:
-        """Check that this strategy can train with this configuration and these components.
+    ) -> list[Refusal]:
+        """Return what this strategy cannot train with, as a table for `collectives.refusals.refuse`.
 
         Args:
             config: the run's complete configuration.
             compressor: the run's compressor.
             collective: the run's collective, or the default.
             optimizer: the run's optimizer.
-
-        Raises:
-            Incompatible: the strategy cannot; the message names what would work.
         """
+        return []
 
     def examine(self, config: RunConfig, model: nn.Module) -> list[str]:
         """Return notes for the user about training this network with this strategy, one sentence each.
@@ -164,17 +167,6 @@ class Strategy(Options, abc.ABC):
 
         A rank that only computes for another rank gets a `CommandedRank`.
         """
-
-
-def refuse(*obstacles: tuple[bool, str]) -> None:
-    """Raise Incompatible with the message of the first obstacle that applies; do nothing if none applies.
-
-    Args:
-        obstacles: (True if the obstacle applies, message that names the obstacle and what would work).
-    """
-    for applies, sentence in obstacles:
-        if applies:
-            raise Incompatible(sentence)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,10 +22,13 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import RunFailed
 from bench.datasets.base import Dataset
 from bench.optimizers.base import Optimizer
-from bench.strategies.base import Batch, BoundStrategy, Exchange, Setup, Strategy, refuse
+from bench.strategies.base import Batch, BoundStrategy, Exchange, Setup, Strategy
+from collectives.allreduce import Native
 from collectives.base import Collective
+from collectives.refusals import Refusal
 from collectives.transport.base import Purpose, Traffic
 from compressors.base import FP32_BYTES, Compressor, TorchHook
+from compressors.floats import NoCompression
 from compressors.layer import Layer, Step, layers_of, without_gradient
 from gradwire.ddp.hook import CompressionHook, HookSettings, OwnHook
 from gradwire.exchange.communicator import (
@@ -63,35 +66,43 @@ class Ddp(Strategy):
         return max(0.001, gradient_mb(layers)) if compressor.traits.one_bucket else bucket_size(layers)
 
     @override
-    def check_compatible(
+    def obstacle_to_resizing(self) -> str:
+        return ""
+
+    @override
+    def refusals(
         self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
-    ) -> None:
+    ) -> list[Refusal]:
         method, stepping = compressor.component_name, optimizer.component_name
-        refuse(
-            (
+        return [
+            Refusal(
                 isinstance(compressor, TorchHook) and config.trigger == "sync",
-                f"{method} starts its own sends; leave --trigger at async",
+                f"{method} starts its own sends, which --trigger {config.trigger} would delay",
+                [{"trigger": "async"}],
             ),
-            (
+            Refusal(
                 isinstance(compressor, TorchHook) and optimizer.keeps_gradients,
                 f"{method} is PyTorch's own communication hook of gradients, and {stepping} exchanges something in "
-                "their place; use another compressor",
+                "their place",
+                [{"compressor": "none"}, {"optimizer": "sgd"}],
             ),
-            (
+            Refusal(
                 isinstance(compressor, OwnHook) and optimizer.exchanges,
-                f"{method} compares methods of sending gradients, and {stepping} sends something else as well; use "
-                "another compressor or optimizer",
+                f"{method} compares methods of sending gradients, and {stepping} sends something else as well",
+                [{"compressor": "none"}, {"optimizer": "sgd"}],
             ),
-            (
+            Refusal(
                 config.accumulate > 1 and optimizer.watches_layers,
                 f"{stepping} takes its factors from one batch's forward and backward, and --accumulate "
-                f"{config.accumulate} makes one step from several batches; leave one of them out",
+                f"{config.accumulate} makes one step from several batches",
+                [{"accumulate": None}, {"optimizer": "sgd"}],
             ),
-            (
+            Refusal(
                 config.bucket_mb is not None and optimizer.keeps_gradients,
-                f"--bucket-mb has no meaning with {stepping}, which sends no gradients; leave it out",
+                f"--bucket-mb has no meaning with {stepping}, which sends no gradients",
+                [{"bucket_mb": None}],
             ),
-        )
+        ]
 
     @override
     def bind(self, setup: Setup) -> BoundStrategy:
@@ -115,7 +126,7 @@ def is_plain(compressor: Compressor, collective: Collective, trigger: str) -> bo
         collective: the run's collective.
         trigger: when buckets are sent: "async" (as soon as they are ready) or "sync" (after backward on all ranks).
     """
-    return (compressor.component_name, collective.component_name, trigger) == ("none", "native", "async")
+    return isinstance(compressor, NoCompression) and isinstance(collective, Native) and trigger == "async"
 
 
 # Before torch 2.14 this option of DDP had another name.

@@ -21,8 +21,9 @@ from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Partition
 from bench.core.spec import usage_errors
 from bench.optimizers.base import Optimizer
-from bench.strategies.base import Batch, BoundStrategy, Setup, Strategy, refuse
+from bench.strategies.base import Batch, BoundStrategy, Setup, Strategy
 from collectives.base import Collective
+from collectives.refusals import Refusal
 from compressors.base import Compressor
 from gradwire.exchange.communicator import own_transport
 from gradwire.exchange.report import StepReport
@@ -55,26 +56,33 @@ class Local(LocalOptions, Strategy):
     """
 
     @override
-    def check_compatible(
+    def obstacle_to_resizing(self) -> str:
+        return f"{self} gives every rank another number of steps" if self.steps == "auto" else ""
+
+    @override
+    def refusals(
         self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
-    ) -> None:
-        name, stepping = self.component_name, optimizer.component_name
-        self.check_pair(compressor, collective)
-        refuse(
-            (
+    ) -> list[Refusal]:
+        name = self.component_name
+        return [
+            *self.pair_refusals(compressor, collective),
+            Refusal(
                 optimizer.exchanges,
-                f"{stepping} sends data of its own between all ranks, and with {name} a rank sends nothing between two "
-                "exchanges of parameters; use --strategy ddp or another optimizer",
+                f"{optimizer.component_name} sends data of its own between all ranks, and with {name} a rank sends "
+                "nothing between two exchanges of parameters",
+                [{"strategy": "ddp"}, {"optimizer": "sgd"}],
             ),
-            (
+            Refusal(
                 config.trigger != "async",
-                f"--trigger {config.trigger} waits for all ranks in every step, which {name} does not; leave it out",
+                f"--trigger {config.trigger} waits for all ranks in every step, which {name} does not",
+                [{"trigger": None}],
             ),
-            (
+            Refusal(
                 config.bucket_mb is not None,
-                f"--bucket-mb has no meaning with {name}, which sends each fragment as one message; leave it out",
+                f"--bucket-mb has no meaning with {name}, which sends each fragment as one message",
+                [{"bucket_mb": None}],
             ),
-        )
+        ]
 
     @override
     def examine(self, config: RunConfig, model: nn.Module) -> list[str]:

@@ -104,6 +104,10 @@ class Diverged(RuntimeError):
     """The loss, or the gradients of too many steps in a row, are infinite or NaN; the message is one sentence."""
 
 
+class NeverFinite(Diverged):
+    """They were so before any update, so another learning rate would not help."""
+
+
 _NO_UPDATE = "before any update; check the model, its initial weights and the scale of the inputs"
 
 
@@ -307,7 +311,7 @@ class Trainer:
         if self._skips_in_a_row >= MAX_SKIPS_IN_A_ROW:
             found = f"{MAX_SKIPS_IN_A_ROW} steps in a row had a non-finite gradient"
             if self.skipped_steps > self.own_steps:
-                raise Diverged(f"{found}, {_NO_UPDATE}")
+                raise NeverFinite(f"{found}, {_NO_UPDATE}")
             raise Diverged(f"{found}, the last one step {self.step}; training has diverged: try a lower --lr")
 
     def _remember_loss(self, loss: torch.Tensor) -> None:
@@ -334,7 +338,7 @@ class Trainer:
             if self.device.type != "cpu" and isinstance(self.data.train.inputs, torch.Tensor):
                 check_inputs(self.data.train.inputs, found)  # the step's own batch is gone
             if step <= self.skipped_steps:
-                raise Diverged(f"{found}, {_NO_UPDATE}")
+                raise NeverFinite(f"{found}, {_NO_UPDATE}")
             raise Diverged(f"{found}; training has diverged: try a lower --lr")
         self._unchecked = 0
 

@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from collectives.base import Collective
+from collectives.refusals import refuse
 from compressors.base import Compressor
 from compressors.layer import layers_of, sparse_gradients
 from gradwire.attached import (
@@ -94,7 +95,7 @@ def attach_local(
         raise ValueError(f"{of_default[0]} is for the SGD that outer_optimizer replaces; leave out one of the two")
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     check_optimizers(optimizers)
-    chosen.check_pair(compressor, collective)
+    refuse(chosen.pair_refusals, compressor, collective)
     layers = layers_of(model)
     compressor.check_compatible(collective, layers)
     check_types(layers, compressor)

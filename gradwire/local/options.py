@@ -6,8 +6,10 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import Doc, override
 
-from collectives.base import Collective, without_residuals
-from collectives.options import Count, CountOrZero, Incompatible, OptionError, Options
+from collectives.allgather import Allgather
+from collectives.base import Collective
+from collectives.options import Count, CountOrZero, Options
+from collectives.refusals import Refusal, refuse
 from compressors.base import Compressor, DdpHook, PerLayer
 
 Preset = Literal["none", "diloco", "streaming", "sparseloco", "post_local"]
@@ -76,99 +78,101 @@ class LocalOptions(Options, name="local"):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_auto = self.steps == "auto"
+        refuse(self._own_refusals)
+
+    def _own_refusals(self) -> list[Refusal]:
+        name, is_auto = self.component_name, self.steps == "auto"
         of_equal_steps = {"fragments": 1, "delay": 0, "start_after": 0, "average": "ranks", "clip": "none"}
-        changed = [name for name, value in of_equal_steps.items() if getattr(self, name) != value]
-        obstacles = (
+        return [
             *(
-                (
-                    is_auto,
-                    f"steps=auto lets ranks make different numbers of steps, and {name}={getattr(self, name)} needs "
-                    f"equal ones; use {name}={of_equal_steps[name]} or a number of steps",
+                Refusal(
+                    is_auto and getattr(self, option) != value,
+                    f"{name}: steps=auto lets ranks make different numbers of steps, and {option}="
+                    f"{getattr(self, option)} needs equal ones",
+                    [{f"strategy.{option}": value}],
                 )
-                for name in changed
+                for option, value in of_equal_steps.items()
             ),
-            (
+            Refusal(
                 not is_auto and self.seconds != type(self).seconds,
-                f"seconds={self.seconds:g} is for steps=auto; add that, or leave out seconds",
+                f"{name}: seconds={self.seconds:g} is for steps=auto",
+                [{"strategy.seconds": None}, {"strategy.steps": "auto"}],
             ),
-            (
+            Refusal(
                 self.steps != "auto" and self.steps % self.fragments != 0,
-                f"fragments={self.fragments} does not divide steps={self.steps}; choose steps that are a multiple of "
-                "fragments",
+                f"{name}: fragments={self.fragments} does not divide steps={self.steps}",
+                [{"strategy.steps": self.fragments * max(1, round(self.interval))}, {"strategy.fragments": 1}],
             ),
-            (
-                self.delay >= self.interval,
-                f"delay={self.delay} is not below the {self.interval} steps between two exchanges (steps / fragments); "
-                "lower it",
+            Refusal(
+                not is_auto and self.delay >= self.interval,
+                f"{name}: delay={self.delay} is not below the {self.interval} steps between two exchanges "
+                "(steps / fragments)",
+                [{"strategy.delay": self.interval - 1}],
             ),
-            (
+            Refusal(
                 self.nesterov and not self.outer_momentum,
-                "nesterov=true needs a momentum; add outer_momentum=0.9, or leave it out",
+                f"{name}: nesterov=true needs a momentum",
+                [{"strategy.outer_momentum": 0.9}, {"strategy.nesterov": None}],
             ),
-        )
-        for applies, sentence in obstacles:
-            if applies:
-                raise OptionError(f"{self.component_name}: {sentence}")
+        ]
 
-    def check_pair(self, compressor: Compressor, collective: Collective) -> None:
-        """Check that differences of parameters can be exchanged with these options by a compressor and a collective.
-
-        Raises:
-            Incompatible: they cannot; the message names what would work.
-        """
+    def pair_refusals(self, compressor: Compressor, collective: Collective) -> list[Refusal]:
+        """Return why a compressor and a collective cannot exchange differences of parameters with these options."""
         name, method, traits = self.component_name, compressor.component_name, compressor.traits
         by_preset = f" (preset={self.preset})" if PRESETS[self.preset].get("decay") == self.decay else ""
-        without = "a compressor without momentum, such as topk"
+        without: dict[str, Any] = {"compressor": "topk"}
         if hasattr(compressor, "momentum_correction"):
-            without = "momentum_correction=false"
+            without = {"compressor.momentum_correction": False}
         combined = "average=senders" if self.average == "senders" else "clip=median" if self.clip == "median" else ""
-        obstacles = (
-            (
+        return [
+            Refusal(
                 isinstance(compressor, DdpHook),
-                f"{method} works through DDP's communication hook of gradients, and {name} exchanges parameters; use "
-                "another compressor",
+                f"{method} works through DDP's communication hook of gradients, and {name} exchanges parameters",
+                [{"compressor": "none"}],
             ),
-            (
+            Refusal(
                 traits.owns_momentum and self.outer_momentum > 0,
                 f"{method} applies momentum before it sends, and outer_momentum={self.outer_momentum:g} of {name} is a "
-                f"second one; use {without}",
+                "second one",
+                [without],
             ),
-            (
+            Refusal(
                 traits.owns_momentum,
-                f"{method} applies the optimizer's momentum to gradients, which {name} does not send; use {without}",
+                f"{method} applies the optimizer's momentum to gradients, which {name} does not send",
+                [without],
             ),
-            (
+            Refusal(
                 traits.one_bucket and self.fragments > 1,
                 f"{method} wants the whole model as one message with these options, and fragments={self.fragments} "
-                f"divides it; use fragments=1, or other options of {method}",
+                "divides it",
+                [{"strategy.fragments": 1}, {"compressor": "none"}],
             ),
-            (
+            Refusal(
                 self.delay > 0 and getattr(compressor, "importance", None) == "taylor",
-                f"{method} reads the weights while it encodes, and with delay={self.delay} they change meanwhile; use "
-                "importance=l2 or delay=0",
+                f"{method} reads the weights while it encodes, and with delay={self.delay} they change meanwhile",
+                [{"compressor.importance": "l2"}, {"strategy.delay": 0}],
             ),
-            (
-                bool(combined) and collective.component_name != "allgather",
+            Refusal(
+                bool(combined) and not isinstance(collective, Allgather),
                 f"{combined} needs the message of every rank, and {collective.component_name} adds messages on their "
-                "way; use collective allgather",
+                "way",
+                [{"collective": "allgather"}],
             ),
-            (
+            Refusal(
                 bool(combined) and (not isinstance(compressor, PerLayer) or traits.needs_all_ranks),
-                f"{combined} needs messages that can be decoded one by one, and the ranks of {method} encode together; "
-                "use another compressor, such as topk",
+                f"{combined} needs messages that can be decoded one by one, and the ranks of {method} encode together",
+                [{"compressor": "topk"}],
             ),
-            (
+            Refusal(
                 self.decay < 1 and not traits.keeps_residual,
-                f"{name}: decay={self.decay:g}{by_preset} needs a compressor with a residual, such as group_topk, and "
-                f"{method} keeps none with these options",
+                f"{name}: decay={self.decay:g}{by_preset} needs a compressor with a residual, and {method} keeps none "
+                "with these options",
+                [{"compressor": "group_topk"}, {"strategy.decay": 1}],
             ),
-            (
+            Refusal(
                 self.decay < 1 and collective.keeps_residuals,
                 f"decay={self.decay:g}{by_preset} does not reach the errors of sums that {collective.component_name} "
-                f"keeps; use decay=1, or {without_residuals(collective)}",
+                "keeps",
+                [{"strategy.decay": 1}, {"collective": "allgather"}],
             ),
-        )
-        for applies, sentence in obstacles:
-            if applies:
-                raise Incompatible(sentence)
+        ]

@@ -13,11 +13,11 @@ from torch import nn
 from typing_extensions import Doc, override
 
 from collectives.base import Collective
-from collectives.options import Incompatible, OptionError, Options, PositiveOrZero, incompatibility
-from collectives.payloads.base import Dense
+from collectives.options import OptionError, Options, PositiveOrZero
+from collectives.refusals import Refusal
 from compressors.base import Compressor
 from gradwire.exchange.communicator import CompressedCommunicator
-from gradwire.optim.base import BoundOptimizer, Trained, network_of
+from gradwire.optim.base import BoundOptimizer, Trained, dense_refusal, network_of
 
 # Elements per block: few enough for a CPU's caches, enough to outweigh the cost of the calls (measured with
 # benchmarks/optimizer_step.py).
@@ -300,22 +300,18 @@ class MaxAdaBeliefOptions(AdaBeliefOptions, name="max_adabelief"):
             if contradicts:
                 raise OptionError(f"{self.component_name}: {sentence}")
 
-    def check_compatible(self, compressor: Compressor, collective: Collective) -> None:
-        """Check that this collective can carry maxima, if moments are exchanged.
-
-        Raises:
-            Incompatible: it cannot; the message names what would work.
-        """
-        if self.mode == "gradient":
-            return
-        name = self.component_name
-        if reason := incompatibility(collective.check_compatible, Dense):
-            raise Incompatible(f"{name} sends uncompressed tensors (Dense payloads): {reason}")
-        if self.reduce == "s_max" and not collective.finds_maxima:
-            raise Incompatible(
-                f"{name} with reduce=s_max takes a maximum over ranks, and {collective} gives a sum "
-                "of terms; use collective ring or reduce=mean"
-            )
+    def refusals(self, compressor: Compressor, collective: Collective) -> list[Refusal]:
+        """Return what these options cannot be combined with."""
+        has_moments = self.mode == "moments"
+        return [
+            dense_refusal(f"{self.component_name} sends uncompressed tensors", collective, applies=has_moments),
+            Refusal(
+                has_moments and self.reduce == "s_max" and not collective.finds_maxima,
+                f"{self.component_name} with reduce=s_max takes a maximum over ranks, and {collective} gives a sum of "
+                "terms",
+                [{"collective": "ring"}, {"optimizer.reduce": "mean"}],
+            ),
+        ]
 
     @property
     @override
@@ -383,9 +379,7 @@ class MaxAdaBelief(Belief):
         self.keeps_gradients = chosen.mode == "moments"
         self._reduce = chosen.reduce
         if self.keeps_gradients and communicator is None and dist.is_initialized():
-            communicator = self.open_communicator(
-                network, compressor, collective, group, timeout_s, chosen.check_compatible
-            )
+            communicator = self.open_communicator(network, compressor, collective, group, timeout_s, chosen.refusals)
         if self.keeps_gradients and communicator is not None:  # without a process group there is none
             self.communicator, self._exchange = communicator, self._combine_
 

@@ -1,7 +1,7 @@
 """`BoundOptimizer`: a torch optimizer that may exchange something itself, in `bench` and in a script of your own."""
 
 import abc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -11,6 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from collectives.base import Collective
+from collectives.options import incompatibility
+from collectives.payloads import Dense
+from collectives.refusals import Refusal, refuse
 from collectives.transport.base import SingleRank
 from compressors.base import Compressor, MultiRound, PerLayer
 from compressors.layer import layers_of
@@ -95,7 +98,7 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
         collective: Collective | str,
         group: dist.ProcessGroup | None,
         timeout_s: float,
-        check: Callable[[Compressor, Collective], None] = lambda *_: None,
+        table: Callable[[Compressor, Collective], Sequence[Refusal]] = lambda *_: (),
     ) -> CompressedCommunicator:
         """Return a new communicator, which `close` closes; every rank must call this method.
 
@@ -107,7 +110,7 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
             collective: an instance, or a spec such as "ring".
             group: process group of the ranks; None for the default group, or for one rank if there is no group.
             timeout_s: longest wait for any one message, in seconds.
-            check: raises `Incompatible` if the optimizer does not work with the compressor and the collective.
+            table: returns what the optimizer cannot be combined with.
 
         Raises:
             OptionError: a spec names no component, or components do not work together.
@@ -125,7 +128,7 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
                 f"{compressor.component_name} replaces DDP's hook or applies momentum itself, which only "
                 "gradwire.attach offers; use another compressor, or add momentum_correction=false to it"
             )
-        check(compressor, collective)
+        refuse(table, compressor, collective)
         layers = layers_of(network)
         compressor.check_compatible(collective, layers)
         device = cast(torch.Tensor, layers[0].weight).device
@@ -160,3 +163,9 @@ def network_of(trained: Trained) -> nn.Module:
     if not all(isinstance(parameter, nn.Parameter) for parameter in parameters):
         raise ValueError("groups of parameters with options of their own are not possible; give the model")
     return nn.ParameterList(parameters)
+
+
+def dense_refusal(what: str, collective: Collective, *, applies: bool = True) -> Refusal:
+    """Return the refusal of a collective that cannot sum uncompressed tensors, which `what` says are sent."""
+    reason = incompatibility(collective.check_compatible, Dense)
+    return Refusal(applies and reason is not None, f"{what} (Dense payloads): {reason}", [{"collective": "native"}])

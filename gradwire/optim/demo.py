@@ -14,15 +14,16 @@ from typing_extensions import Doc, override
 
 from collectives.allgather import Allgather
 from collectives.base import Collective
-from collectives.options import Count, Incompatible, Options, PositiveOrZero
+from collectives.options import Count, Options, PositiveOrZero
 from collectives.payloads import Bundle, GroupSparse, Payload, PayloadError, UnreducedSum
 from collectives.payloads.bundle import mean_over_senders_
+from collectives.refusals import Refusal
 from collectives.schedule.rounds import leaves
 from compressors.base import Compressor
 from compressors.kernels.selection import select_groups
 from gradwire.exchange.communicator import CompressedCommunicator
 from gradwire.optim.base import Trained
-from gradwire.optim.flat import FlatOptimizer, add_flat_, flat_of, refuse_compressor
+from gradwire.optim.flat import FlatOptimizer, add_flat_, compressor_refusal, flat_of
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -142,18 +143,17 @@ class DeMoOptions(Options, name="demo"):
     ] = True
     weight_decay: Annotated[PositiveOrZero, Doc("share of the weight removed per step, times lr")] = 0.0
 
-    def check_compatible(self, compressor: Compressor, collective: Collective) -> None:
-        """Check that the collective gives all messages, and that there is no compressor.
-
-        Raises:
-            Incompatible: the collective adds messages, or there is a compressor.
-        """
-        refuse_compressor(self.component_name, compressor)
-        if not isinstance(collective, Allgather):
-            raise Incompatible(
-                f"{self.component_name} takes means over the ranks that sent a value, for which it needs all messages; "
-                "use collective allgather"
-            )
+    def refusals(self, compressor: Compressor, collective: Collective) -> list[Refusal]:
+        """Return what these options cannot be combined with."""
+        return [
+            compressor_refusal(self.component_name, compressor),
+            Refusal(
+                not isinstance(collective, Allgather),
+                f"{self.component_name} takes means over the ranks that sent a value, for which it needs all messages, "
+                f"and {collective.component_name} adds them",
+                [{"collective": "allgather"}],
+            ),
+        ]
 
 
 class DeMo(FlatOptimizer):
@@ -186,7 +186,7 @@ class DeMo(FlatOptimizer):
         **options: Any,
     ) -> None:
         self._options = chosen = DeMoOptions.from_text(options)
-        super().__init__(model, lr, chosen.check_compatible, collective, group, timeout_s, communicator)
+        super().__init__(model, lr, chosen.refusals, collective, group, timeout_s, communicator)
         self._tiles = [Tiles(parameter.shape, chosen.chunk, chosen.transform) for parameter in self.parameters]
         self.memory["momentum"] = self.zeros()
 

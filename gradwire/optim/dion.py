@@ -17,14 +17,14 @@ import torch.distributed as dist
 from annotated_types import Gt, Le
 from typing_extensions import Doc, override
 
-from collectives.base import Collective, without_residuals
-from collectives.options import Incompatible, PositiveOrZero, incompatibility
-from collectives.payloads import Dense
+from collectives.base import Collective
+from collectives.options import PositiveOrZero
+from collectives.refusals import Refusal
 from compressors.base import Compressor
 from compressors.floats import Bf16, NoCompression
 from compressors.layer import Layer
 from gradwire.exchange.communicator import CompressedCommunicator
-from gradwire.optim.base import Trained
+from gradwire.optim.base import Trained, dense_refusal
 from gradwire.optim.matrices import MatrixOptimizer, MatrixOptions, descend_, rows_of, weight_of
 
 
@@ -105,30 +105,29 @@ class DionOptions(MatrixOptions, name="dion"):
         float, Gt(0), Le(1), Doc("rank of the factors / smaller side of the matrix; 1: exchange gradients")
     ] = 0.25
 
-    def check_compatible(self, compressor: Compressor, collective: Collective) -> None:
-        """Check that this compressor and this collective can carry factors.
-
-        Raises:
-            Incompatible: they cannot; the message names what would work.
-        """
+    def refusals(self, compressor: Compressor, collective: Collective) -> list[Refusal]:
+        """Return what these options cannot be combined with."""
         name, method = self.component_name, compressor.component_name
-        if not isinstance(compressor, NoCompression | Bf16):
-            raise Incompatible(
-                f"{name} exchanges small factors of its own, which {method} does not encode; use compressor none or "
-                "bf16"
-            )
-        if reason := incompatibility(collective.check_compatible, Dense):
-            raise Incompatible(f"{name} sends uncompressed tensors (Dense payloads): {reason}")
-        if isinstance(compressor, Bf16) and compressor != Bf16():
-            raise Incompatible(
-                f"{name} sends everything in bf16 and keeps no residuals of it, so {compressor} has "
-                "options without effect; use compressor bf16 without options"
-            )
-        if isinstance(compressor, Bf16) and collective.keeps_residuals:
-            raise Incompatible(
-                f"{name} sends factors, and {collective} keeps residuals of gradients; use "
-                f"{without_residuals(collective)}, or compressor none"
-            )
+        is_bf16 = isinstance(compressor, Bf16)
+        return [
+            Refusal(
+                not isinstance(compressor, NoCompression | Bf16),
+                f"{name} exchanges small factors of its own, which {method} does not encode",
+                [{"compressor": "none"}, {"compressor": "bf16"}],
+            ),
+            dense_refusal(f"{name} sends uncompressed tensors", collective),
+            Refusal(
+                is_bf16 and compressor != Bf16(),
+                f"{name} sends everything in bf16 and keeps no residuals of it, so {compressor} has options without "
+                "effect",
+                [{"compressor": "bf16"}],
+            ),
+            Refusal(
+                is_bf16 and collective.keeps_residuals,
+                f"{name} sends factors, and {collective} keeps residuals of gradients",
+                [{"collective": "allgather"}, {"compressor": "none"}],
+            ),
+        ]
 
     def rank_of(self, rows: int, columns: int) -> int:
         """Return the rank of the factors of a matrix."""
@@ -181,7 +180,7 @@ class Dion(MatrixOptimizer):
         chosen = DionOptions.from_text(options)
         super().__init__(model, lr, chosen)
         self.communicator = communicator or self.open_communicator(
-            self.network, compressor, collective, group, timeout_s, chosen.check_compatible
+            self.network, compressor, collective, group, timeout_s, chosen.refusals
         )
         self._sends_bf16 = isinstance(self.communicator.reducer.compressor, Bf16)
         self._compressed: list[Layer] = []

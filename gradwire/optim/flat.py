@@ -10,9 +10,10 @@ import torch.distributed as dist
 from typing_extensions import override
 
 from collectives.base import Collective
-from collectives.options import Incompatible
 from collectives.payloads import Payload
+from collectives.refusals import Refusal
 from compressors.base import Compressor
+from compressors.floats import NoCompression
 from compressors.layer import layers_of
 from gradwire.exchange.communicator import CompressedCommunicator
 from gradwire.exchange.report import EncodedLayer, StepReport
@@ -48,7 +49,7 @@ class FlatOptimizer(BoundOptimizer):
         self,
         model: Trained,
         lr: float,
-        check: Callable[[Compressor, Collective], None],
+        table: Callable[[Compressor, Collective], Sequence[Refusal]],
         collective: Collective | str,
         group: dist.ProcessGroup | None,
         timeout_s: float,
@@ -58,7 +59,7 @@ class FlatOptimizer(BoundOptimizer):
         self.parameters = [weight_of(layer) for layer in layers_of(network)]
         super().__init__(self.parameters, {"lr": lr})
         self.numels = [parameter.numel() for parameter in self.parameters]
-        self.communicator = communicator or self.open_communicator(network, "none", collective, group, timeout_s, check)
+        self.communicator = communicator or self.open_communicator(network, "none", collective, group, timeout_s, table)
         self.transport = self.communicator.transport
         self.memory: dict[str, torch.Tensor] = {}
         self.counts: dict[str, float] = {}
@@ -126,14 +127,10 @@ def add_flat_(tensors: Sequence[torch.Tensor], update: torch.Tensor, factor: flo
         tensor.add_(part.view(tensor.shape), alpha=factor)
 
 
-def refuse_compressor(name: str, compressor: Compressor) -> None:
-    """Check that an optimizer that encodes what it sends itself gets no compressor.
-
-    Raises:
-        Incompatible: it gets one.
-    """
-    if compressor.component_name != "none":
-        raise Incompatible(
-            f"{name} encodes what it sends itself, so {compressor.component_name} would have nothing to compress; use "
-            "compressor none"
-        )
+def compressor_refusal(name: str, compressor: Compressor) -> Refusal:
+    """Return the refusal of a compressor for an optimizer that encodes what it sends itself."""
+    return Refusal(
+        not isinstance(compressor, NoCompression),
+        f"{name} encodes what it sends itself, so {compressor.component_name} would have nothing to compress",
+        [{"compressor": "none"}],
+    )

@@ -21,9 +21,10 @@ from torch import nn
 from typing_extensions import Doc, override
 
 from collectives.base import Collective
-from collectives.options import Count, Incompatible, Options, Positive, build, incompatibility
+from collectives.options import Count, Options, Positive, build, incompatibility
 from collectives.payloads import CholeskyFactor, Dense, Payload, Triangle
 from collectives.payloads.symmetric import MatrixForm
+from collectives.refusals import Refusal
 from gradwire.exchange.communicator import CompressedCommunicator
 from gradwire.optim.base import BoundOptimizer
 from gradwire.optim.flat import FlatOptimizer
@@ -118,20 +119,19 @@ class KfacOptions(Options, name="kfac"):
     ] = "triangle"
     precision: Annotated[Literal["fp32", "bf16", "fp16"], Doc("type of factors' values on the wire")] = "fp32"
 
-    def check_summing(self, collective: Collective) -> None:
-        """Check that a collective can sum factors in the form `transfer`.
-
-        Raises:
-            Incompatible: it cannot; the message names what would.
-        """
+    def summing_refusals(self, collective: Collective) -> list[Refusal]:
+        """Return why a collective cannot sum factors in the form `transfer`."""
         kind = _KINDS[self.transfer]
         reason = incompatibility(collective.check_compatible, kind)
         if not (reason or kind.elementwise) and (collective.recodes or collective.keeps_residuals):
             reason = f"a server encodes gradients again and keeps their residuals, not {kind.__name__} payloads"
-        if reason:
-            raise Incompatible(
-                f"{self.component_name}: transfer={self.transfer} is not possible: {reason}; add collective=ring to it"
+        return [
+            Refusal(
+                reason is not None,
+                f"{self.component_name}: transfer={self.transfer} is not possible: {reason}",
+                [{"optimizer.collective": "ring"}],
             )
+        ]
 
 
 class KFAC(BoundOptimizer):
@@ -180,7 +180,7 @@ class KFAC(BoundOptimizer):
         if isinstance(collective, str):
             collective = build("collectives", Collective, collective)
         self.communicator = communicator or self.open_communicator(
-            model, "none", collective or "native", group, timeout_s, lambda _, summing: chosen.check_summing(summing)
+            model, "none", collective or "native", group, timeout_s, lambda _, summing: chosen.summing_refusals(summing)
         )
         summing = self.communicator.bind(collective or self.communicator.collective.options)
         self._options = chosen

@@ -15,16 +15,17 @@ from typing_extensions import Doc, override
 
 from collectives.base import Collective
 from collectives.direct import owner_rounds
-from collectives.options import Count, Incompatible, Options, Positive, PositiveOrZero, incompatibility
-from collectives.payloads import Codes, Dense, Payload, UnreducedSum
+from collectives.options import Count, Options, Positive, PositiveOrZero
+from collectives.payloads import Codes, Payload, UnreducedSum
+from collectives.refusals import Refusal
 from collectives.schedule.execution import PackedPieces, together
 from collectives.schedule.rounds import Layout, Leaf, leaves
 from compressors.base import Compressor
 from compressors.kernels.quantisation import signs_and_magnitude
 from compressors.kernels.selection import sum_of_squares
 from gradwire.exchange.communicator import CompressedCommunicator
-from gradwire.optim.base import Trained
-from gradwire.optim.flat import FlatOptimizer, add_flat_, flat_of, refuse_compressor
+from gradwire.optim.base import Trained, dense_refusal
+from gradwire.optim.flat import FlatOptimizer, add_flat_, compressor_refusal, flat_of
 
 Scale = Literal["l1", "l2"]
 # What divides a step, and which elements are frozen (only weight decay moves them); None if none is.
@@ -201,15 +202,12 @@ class OneBitOptions(Options):
         Scale, Doc("magnitude of a layer's signs: mean magnitude (l1), or root mean square as published (l2)")
     ] = "l1"
 
-    def check_compatible(self, compressor: Compressor, collective: Collective) -> None:
-        """Check that the collective sums whole gradients, and that there is no compressor.
-
-        Raises:
-            Incompatible: the collective does not, or there is a compressor.
-        """
-        refuse_compressor(self.component_name, compressor)
-        if reason := incompatibility(collective.check_compatible, Dense):
-            raise Incompatible(f"{self.component_name} averages whole gradients at first (Dense payloads): {reason}")
+    def refusals(self, compressor: Compressor, collective: Collective) -> list[Refusal]:
+        """Return what these options cannot be combined with."""
+        return [
+            compressor_refusal(self.component_name, compressor),
+            dense_refusal(f"{self.component_name} averages whole gradients at first", collective),
+        ]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -268,7 +266,7 @@ class OneBitOptimizer(FlatOptimizer):
         **options: Any,
     ) -> None:
         chosen = self._options = self.options_class.from_text(options)
-        super().__init__(model, lr, chosen.check_compatible, collective, group, timeout_s, communicator)
+        super().__init__(model, lr, chosen.refusals, collective, group, timeout_s, communicator)
         self.counts["step"] = 0
         self.memory |= {"mean": self.zeros(), "square": self.zeros()}
         self._bits = OneBitMean(self, chosen.scale)

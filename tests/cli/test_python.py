@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pytest
@@ -28,12 +28,15 @@ from bench.core.config.configuration import Configuration
 from bench.core.config.run import RunConfig
 from bench.core.schema import METRICS
 from bench.deciding.study import DecideConfig
-from bench.launch.refusals import outcomes_without_torch
+from bench.launch.without_torch import outcomes_without_torch
 from tests.testing.fake_rows import fake_seeds, topk_seeds, write_runs
 from tests.testing.invoke import REPOSITORY, invoke
 
-TINY: dict[str, Any] = {"model": "linear", "steps": 4, "train_size": 200, "test_size": 40, "threads": 1}
-LONG: dict[str, Any] = {**TINY, "steps": 1_000_000}
+if TYPE_CHECKING:
+    from bench.api import run_options
+
+TINY: run_options.RunOptions = {"model": "linear", "steps": 4, "train_size": 200, "test_size": 40, "threads": 1}
+LONG: run_options.RunOptions = {**TINY, "steps": 1_000_000}
 FLAGS = [part for name, value in TINY.items() for part in (f"--{name.replace('_', '-')}", str(value))]
 REPEATING = [column.name for column in METRICS if column.deterministic]
 HEAVY = {"torch", "pandas", "numpy", "scipy", "matplotlib"}
@@ -120,11 +123,14 @@ def test_compare_gives_the_rows_of_the_command(tmp_path: Path, capsys: pytest.Ca
         (lambda: bench.run(compressor={"topk": 1}), "compressor={'topk': 1} is not possible: give a text such as"),
         (lambda: bench.run(out=3), "out=3 is not possible: give the path of a folder"),  # type: ignore[arg-type]
         (lambda: bench.run(resume=3), "resume=3 is not possible: give the path of a folder"),  # type: ignore[arg-type]
-        (lambda: bench.run(resume="x", world_size="two"), "--world-size two is not possible: give a whole number"),
-        (lambda: bench.run(resume="x", resume_residuals="add"), "give sum or drop"),  # type: ignore[arg-type]
-        (lambda: bench.run(resume="x", epochs=3, seeds=[1]), "configuration; leave out epochs, seeds"),
+        (lambda: bench.run(resume="x", world_size="two"), "--world-size two is not possible: give a whole number"),  # type: ignore[typeddict-item]
+        (
+            lambda: bench.run(resume="x", resume_residuals="add"),
+            "use --resume-residuals sum or --resume-residuals drop",
+        ),  # type: ignore[arg-type]
+        (lambda: bench.run(resume="x", epochs=3, seeds=[1]), "configuration; leave out --epochs and --seeds"),
         (lambda: bench.run(resume="x"), "x is not a run folder"),
-        (lambda: bench.run(resume_residuals="sum"), "add --resume and --world-size"),
+        (lambda: bench.run(resume_residuals="sum"), "(--resume and --world-size)"),
         (lambda: bench.load("nowhere"), "nowhere does not exist"),
         (lambda: bench.compare("nowhere"), "nowhere does not exist"),
     ],
@@ -187,8 +193,8 @@ def test_a_run_that_fails_raises(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_progress_is_on_stderr_unless_quiet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    options: dict[str, Any] = {**TINY, "steps": 1}
-    bench.run(compressor="topk", out=tmp_path, **options)
+    options: run_options.RunOptions = {**TINY, "steps": 1}
+    bench.run(compressor="topk", out=tmp_path, **options)  # type: ignore[misc]
     printed = capfd.readouterr()
     assert printed.out == ""
     assert "note: with --steps, the compressor has no warm-up" in printed.err

@@ -14,7 +14,7 @@ from bench.core.errors import UsageError
 from bench.core.files import locked
 from bench.core.run_folder import RunFolder, write_json
 from bench.core.schema import LAYERS, METRICS, Column
-from bench.launch.resolve import with_ranks
+from bench.launch.plan import with_ranks
 from bench.launch.run import change_ranks, configuration_of, prepare_folder
 from tests.testing.checkpoints import add_checkpoint
 from tests.testing.configs import make_config
@@ -61,7 +61,7 @@ def test_a_run_that_lost_a_rank_goes_on_from_its_checkpoint_as_if_it_had_not(tmp
     ("arguments", "sentence"),
     [
         (("--epochs", "3"), "leave out --epochs"),
-        (("--lr", "0.1", "--seeds", "1,2"), "leave out --lr, --seeds"),
+        (("--lr", "0.1", "--seeds", "1,2"), "leave out --lr and --seeds"),
         ((), "is not a run folder (it holds no config.json); give one below results/runs"),
     ],
 )

@@ -127,7 +127,7 @@ def test_comparing_imports_no_torch(tmp_path: Path) -> None:
 def test_what_numbers_alone_show_is_refused_without_torch() -> None:
     assert_refused_without_torch({
         "run --batch-size 0": "--batch-size 0 is not possible",
-        "run --epochs 1 --steps 1": "give one of them",
+        "run --epochs 1 --steps 1": "leave out --steps or --epochs",
         "run --hosts 2 --world-size 3": "--world-size 3 contradicts 2 virtual hosts",
         "run --node-rank 1": "--node-rank 1 does not exist",
         "run --straggler rank=2,slowdown=2": "names none of the 2 ranks",
@@ -149,7 +149,7 @@ def test_a_wrong_component_is_refused_without_torch(tmp_path: Path, monkeypatch:
         "run --optimizer sgd:nesterov=true,momentum=0": "nesterov=true needs momentum above 0",
         "run --model resnet19": "there is no model 'resnet19'",
         "run --dataset synthetic:train_size=0": "train_size=0 is not possible",
-        "run --strategy local --compressor torch_powersgd": "exchanges parameters; use another compressor",
+        "run --strategy async_server --compressor powersgd": "use strategy ddp or compressor none",
         "run --batch-size 5000": "is larger than a rank's shard",
         "sweep wrong.toml": "collective = native: topk sends Sparse payloads",
     }, tmp_path)  # fmt: skip
@@ -158,7 +158,7 @@ def test_a_wrong_component_is_refused_without_torch(tmp_path: Path, monkeypatch:
 WITH_AND_WITHOUT = """
 import sys
 from bench.core import registry, spec
-from bench.launch.refusals import without_torch
+from bench.launch.without_torch import without_torch
 
 def text(kind, name):
     return spec.full_text(spec.build(kind, name))

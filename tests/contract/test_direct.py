@@ -16,6 +16,7 @@ from collectives.allreduce import Ring
 from collectives.direct import Direct, best_shares, measured_rates, on_links
 from collectives.options import Incompatible, OptionError
 from collectives.payloads.base import Payload
+from collectives.refusals import refuse
 from collectives.transport.base import Pending, Receive, Send
 from tests.testing.collectives import clone
 from tests.testing.configs import make_config
@@ -129,8 +130,8 @@ def test_links_that_are_known_are_not_measured() -> None:
 def test_bad_rates_are_refused() -> None:
     with pytest.raises(OptionError, match="rates without shares=bandwidth have no effect; add shares=bandwidth"):
         Direct(rates=(1, 2))
-    with pytest.raises(Incompatible, match="2 rates do not suit 4 ranks; give one rate per rank"):
-        Direct(shares="bandwidth", rates=(1, 2)).check_ranks(4)
+    with pytest.raises(Incompatible, match="2 rates do not suit 4 ranks"):
+        refuse(Direct(shares="bandwidth", rates=(1, 2)).rank_refusals, 4)
     with pytest.raises(OptionError, match="rates="):
         Direct.from_text({"shares": "bandwidth", "rates": "1+0"})
     assert Direct.from_text({"shares": "bandwidth", "rates": "100+20"}).rates == (100, 20)

@@ -12,6 +12,7 @@ from torch import nn
 from bench.core import registry, spec
 from collectives.base import Collective
 from collectives.options import incompatibility
+from collectives.refusals import refuse
 from compressors.base import Compressor
 from gradwire.local.options import LocalOptions
 from tests.testing.local_steps import Rank, run_local
@@ -35,7 +36,7 @@ def cases() -> list[tuple[str, str, dict[str, Any]]]:
             bound = cast(Collective, spec.build("collectives", collective))
             if not (
                 incompatibility(compressor.check_compatible, bound)
-                or incompatibility(LocalOptions(**options).check_pair, compressor, bound)
+                or incompatibility(refuse, LocalOptions(**options).pair_refusals, compressor, bound)
             ):
                 found.append((name, collective, options))
                 break

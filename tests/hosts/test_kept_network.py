@@ -19,7 +19,7 @@ from bench.hosts.virtual_network import VirtualNetwork
 from bench.launch import run
 from bench.launch.jobs import fork_server
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
-from bench.launch.resolve import resolve
+from bench.launch.plan import plan
 from bench.launch.run import Result
 from tests.hosts.conftest import processes_of, wait_for_end_of
 from tests.testing.invoke import rows, start
@@ -62,7 +62,7 @@ def train(
             parents.extend({process.ppid() for process in psutil.Process().children(recursive=True)} - {os.getpid()})
             at_first_row()
 
-    config = resolve(RunConfig(**{"steps": 10, **SMALL, **options}))
+    config = plan(RunConfig(**{"steps": 10, **SMALL, **options}))
     return run.execute(config, out, see, server), parents
 
 

@@ -15,7 +15,7 @@ from bench.hosts.virtual_network import VirtualNetwork
 from bench.launch import run
 from bench.launch.jobs import torchrun
 from bench.launch.jobs.fork_server import TRAIN, ForkedJob, ForkServer
-from bench.launch.resolve import resolve
+from bench.launch.plan import plan
 from bench.launch.run import Result
 from tests.testing.invoke import rows
 from tests.testing.links import processes_on, set_link
@@ -55,7 +55,7 @@ def run_and_disturb(
         hosts=num_hosts, bandwidth="100mbit", timeout_s=timeout_s, **options,
     )  # fmt: skip
     with ForkServer(TRAIN) as server:
-        return run.execute(resolve(asked), out, see, server)
+        return run.execute(plan(asked), out, see, server)
 
 
 def said(result: Result) -> dict[int, tuple[str, int | None]]:

@@ -5,6 +5,7 @@ command line, the check of its value, the JSON sent to the ranks, the CSV column
 the table in `docs/options.md` are derived from it. Fields without a `Flag` are not options; the program fills them in.
 """
 
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -59,13 +60,11 @@ class Recorded:
         unit: unit of the column; empty for text and plain counts.
         column: True if the option is a column.
         identity: True if two runs with different values of the option are different experiments.
-        absent: value to assume for rows of files that lack the column.
     """
 
     unit: str = ""
     column: bool = True
     identity: bool = True
-    absent: Any = None
 
 
 NOT_RECORDED = Recorded(column=False, identity=False)
@@ -98,6 +97,11 @@ class CommandOption(Option):
         return (self.flag and self.flag.name) or f"--{self.name.replace('_', '-')}"
 
     @property
+    def keyword(self) -> str:
+        """Return the option as it is written in Python and in sweep files: the flag with underscores."""
+        return self.flag_name.removeprefix("--").replace("-", "_")
+
+    @property
     def cell_type(self) -> type:
         """Return the Python type of the option's value when it is not None: int, float, bool or str."""
         is_union = typing.get_origin(self.value_type) in (typing.Union, types.UnionType)
@@ -120,14 +124,18 @@ class Configuration:
     panels: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
+        self._check({option.name: getattr(self, option.name) for option in self.options()})
+
+    def _check(self, values: Mapping[str, Any]) -> None:
         for option in self.options():
-            value = getattr(self, option.name)
+            if option.name not in values:
+                continue
+            value = values[option.name]
             if isinstance(value, os.PathLike):  # Python has paths where the command line has text
                 value = os.fspath(value)
-            if value is None and option.default is None:
-                continue
             try:
-                object.__setattr__(self, option.name, option.check(value))
+                is_absent = value is None and option.default is None
+                object.__setattr__(self, option.name, None if is_absent else option.check(value))
             except OptionError as error:
                 given = value if isinstance(value, (str, int, float, type(None))) else described(value)
                 raise UsageError(f"{option.flag_name} {given} is not possible: {error}") from None
@@ -148,9 +156,19 @@ class Configuration:
         ]
         return tuple(sorted(options, key=lambda o: cls.panels.index(o.flag.panel) if o.flag else len(cls.panels)))
 
+    def changed(self, **values: Any) -> Self:
+        """Return a copy with these values, of which only these are checked.
+
+        Raises:
+            UsageError: a value is invalid.
+        """
+        copied = copy.copy(self)
+        copied._check(values)
+        return copied
+
     def choose(self, **values: Any) -> Self:
         """Return a copy in which these values replace the fields of the same name that are None."""
-        return dataclasses.replace(self, **{n: value for n, value in values.items() if getattr(self, n) is None})
+        return self.changed(**{name: value for name, value in values.items() if getattr(self, name) is None})
 
     def flag_values(self) -> dict[str, Any]:
         """Return the values of the options that the command line has, by option name."""
@@ -172,12 +190,17 @@ class Configuration:
             UsageError: the file cannot be read, or lacks a field of this class, or has an unknown or invalid one.
         """
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            if missing := {field.name for field in dataclasses.fields(cls)} - set(values):
-                raise ValueError(f"{', '.join(sorted(missing))} missing")
-            return cls(**values)
+            return cls._from_text(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, TypeError) as error:
             raise UsageError(f"{path} holds no {cls.__name__}: {error}") from None
+
+    @classmethod
+    @functools.lru_cache(maxsize=1)  # forked ranks inherit what the process that they come from has read
+    def _from_text(cls, text: str) -> Self:
+        values = json.loads(text)
+        if missing := {field.name for field in dataclasses.fields(cls)} - set(values):
+            raise ValueError(f"{', '.join(sorted(missing))} missing")
+        return cls(**values)
 
 
 def short_digest(value: Any) -> str:

@@ -164,7 +164,7 @@ def folder_part(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig(RanksConfig):
-    """The configuration of one run. `bench.launch.resolve` fills in the options that the user did not give."""
+    """The configuration of one run. `bench.launch.plan` fills in the options that the user did not give."""
 
     panels: ClassVar[tuple[str, ...]] = (
         WHAT,
@@ -198,7 +198,6 @@ class RunConfig(RanksConfig):
         Count,
         Doc("batches whose gradients each rank adds up before it exchanges them and makes a step"),
         Flag(WHAT),
-        Recorded(absent=1),
     ] = 1
     epochs: Annotated[
         int | None,
@@ -248,7 +247,6 @@ class RunConfig(RanksConfig):
         Lt(1),
         Doc("share of each training target that is spread evenly over all classes; test_loss has none"),
         Flag(WHAT),
-        Recorded(absent=0.0),
     ] = 0.0
     augment: Annotated[bool, Doc("crop and flip training images at random"), Flag(WHAT)] = True
     amp: Annotated[Literal["none", "bf16"], Doc("mixed precision with torch's autocast: none or bf16"), Flag(WHAT)] = (
@@ -262,7 +260,6 @@ class RunConfig(RanksConfig):
         CountOrZero,
         Doc("training samples to hold out and evaluate on instead of the test set, for tuning"),
         Flag(WHAT),
-        Recorded(absent=0),
     ] = 0
     data_dir: Annotated[DataDir, Flag(WHAT)] = DATA_DIR
     partition: Annotated[
@@ -289,7 +286,6 @@ class RunConfig(RanksConfig):
         str,
         Doc("how ranks train together: what they exchange, and when"),
         Flag(COMMUNICATION, kind="strategies"),
-        Recorded(absent="ddp"),
     ] = "ddp"
     trigger: Annotated[
         Literal["async", "sync"],
@@ -332,7 +328,6 @@ class RunConfig(RanksConfig):
         bool,
         Doc("end the run at the first evaluation that reaches the target"),
         Flag(MEASUREMENT, name="--stop-at-target"),
-        Recorded(absent=False),
     ] = False
     eval_every: Annotated[
         float,
@@ -347,7 +342,7 @@ class RunConfig(RanksConfig):
         CountOrZero,
         Doc("number of learning rates or settings from which this one was chosen on held-out samples; 0: not tuned"),
         Flag(MEASUREMENT),
-        Recorded(identity=False, absent=0),
+        Recorded(identity=False),
     ] = 0
     profile: Annotated[
         CountOrZero,

@@ -70,15 +70,6 @@ class Straggler:
             )
         return cls(rank=int(match[1]), slowdown=slowdown)
 
-    def check_among(self, world_size: int) -> None:
-        """Check that a job with `world_size` ranks has this rank.
-
-        Raises:
-            UsageError: the rank's number is `world_size` or more.
-        """
-        if self.rank >= world_size:
-            raise UsageError(f"--straggler {self} names none of the {world_size} ranks; ranks count from 0")
-
     def __str__(self) -> str:
         return f"rank={self.rank},slowdown={self.slowdown:g}"
 
@@ -163,24 +154,6 @@ class Partition:
             f"--partition {text} is not possible; write iid, classes:per_rank=2, with 1 or more, or "
             f"dirichlet:alpha=0.5, with {LEAST_ALPHA:g} to {LARGEST_ALPHA:g}"
         )
-
-    def check_classes(self, num_classes: int, num_ranks: int) -> None:
-        """Check that the ranks can have `per_rank` classes each, and all classes together.
-
-        Raises:
-            UsageError: there are fewer classes than `per_rank`, or too few ranks for all classes.
-        """
-        if self.per_rank is None:
-            return
-        if self.per_rank > num_classes:
-            raise UsageError(
-                f"--partition {self} is not possible with {num_classes} classes; lower per_rank, or use iid"
-            )
-        if num_ranks * self.per_rank < num_classes:
-            raise UsageError(
-                f"--partition {self} leaves out some of {num_classes} classes with {num_ranks} ranks; raise per_rank "
-                f"to {math.ceil(num_classes / num_ranks)}, or --world-size to {math.ceil(num_classes / self.per_rank)}"
-            )
 
     def __str__(self) -> str:
         if self.per_rank is not None:

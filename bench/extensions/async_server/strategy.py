@@ -37,11 +37,12 @@ from bench.extensions.async_server.server import (
     serve,
 )
 from bench.optimizers.base import Optimizer
-from bench.strategies.base import Batch, BoundStrategy, Setup, Strategy, refuse
+from bench.strategies.base import Batch, BoundStrategy, Setup, Strategy
 from collectives.base import Collective, Key
 from collectives.options import CountOrZero, OptionError
 from collectives.payloads import Dense, Payload, unpack
-from collectives.server import added
+from collectives.refusals import Refusal
+from collectives.server import Server, added
 from collectives.transport.base import Purpose, Traffic, Transport
 from collectives.transport.process_group import ProcessGroupTransport
 from compressors.base import Compressor, DdpHook, PerLayer
@@ -78,57 +79,70 @@ class AsyncServer(Strategy, name="async_server"):
             )
 
     @override
-    def check_compatible(
+    def refusals(
         self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
-    ) -> None:
-        name, method = self.component_name, compressor.component_name
-        refuse(
-            (
-                str(collective) != "server",
-                f"{name} pushes to a server of its own and sums nothing; leave out --collective {config.collective}",
+    ) -> list[Refusal]:
+        name, method, stepping = self.component_name, compressor.component_name, optimizer.component_name
+        other_method: list[dict[str, Any]] = [{"strategy": "ddp"}, {"compressor": "none"}]
+        return [
+            Refusal(
+                collective != Server(),
+                f"{name} pushes to a server of its own and sums nothing, and --collective is {config.collective}",
+                [{"collective": None}],
             ),
-            (
+            Refusal(
                 self.root >= config.world_size,
-                f"{name}: root={self.root} is none of the {config.world_size} ranks, which count from 0; lower it",
+                f"{name}: root={self.root} is none of the {config.world_size} ranks, which count from 0",
+                [{"strategy.root": 0}],
             ),
-            (config.device == "cuda", f"{name} works over gloo between CPUs only; add --device cpu"),
-            (
+            Refusal(
+                config.device == "cuda", f"{name} works over gloo between CPUs only, not on cuda", [{"device": "cpu"}]
+            ),
+            Refusal(
                 config.trigger != "async",
-                f"--trigger {config.trigger} waits for all ranks, which {name} never does; leave it out",
+                f"--trigger {config.trigger} waits for all ranks, which {name} never does",
+                [{"trigger": None}],
             ),
-            (
+            Refusal(
                 config.bucket_mb is not None,
-                f"--bucket-mb has no meaning with {name}, which sends every layer by itself; leave it out",
+                f"--bucket-mb has no meaning with {name}, which sends every layer by itself",
+                [{"bucket_mb": None}],
             ),
-            (
+            Refusal(
                 config.accumulate > 1,
-                f"{name} pushes every gradient as soon as it is computed; leave out --accumulate or use --strategy ddp",
+                f"{name} pushes every gradient as soon as it is computed, and --accumulate {config.accumulate} adds "
+                "several up",
+                [{"accumulate": None}, {"strategy": "ddp"}],
             ),
-            (
+            Refusal(
                 isinstance(compressor, DdpHook),
-                f"{method} works through DDP's communication hook; use --strategy ddp or another compressor",
+                f"{method} works through DDP's communication hook, which {name} does not have",
+                other_method,
             ),
-            (
+            Refusal(
                 compressor.traits.needs_all_ranks,
                 f"{method} has ranks agree with each other before they send, and with {name} ranks do not wait for "
-                "each other; use --strategy ddp or another compressor",
+                "each other",
+                other_method,
             ),
-            (
+            Refusal(
                 compressor.traits.one_bucket,
                 f"{method} wants the whole model as one message with these options, and {name} sends every layer by "
-                "itself; use --strategy ddp or other options",
+                "itself",
+                other_method,
             ),
-            (
+            Refusal(
                 optimizer.exchanges,
-                f"{optimizer.component_name} sends data of its own between all ranks, and with {name} only the server "
-                "runs the optimizer; use --strategy ddp",
+                f"{stepping} sends data of its own between all ranks, and with {name} only the server runs the "
+                "optimizer",
+                [{"strategy": "ddp"}, {"optimizer": "sgd"}],
             ),
-            (
+            Refusal(
                 optimizer.needs_network,
-                f"{optimizer.component_name} needs the whole network, and the server of {name} has only its "
-                "parameters; use --strategy ddp",
+                f"{stepping} needs the whole network, and the server of {name} has only its parameters",
+                [{"strategy": "ddp"}, {"optimizer": "sgd"}],
             ),
-        )
+        ]
 
     @override
     def bind(self, setup: Setup) -> BoundStrategy:

@@ -17,14 +17,15 @@ from bench.core.processes import own_rank
 from bench.extensions.elastic.members import ElasticMembers
 from bench.extensions.elastic.membership import Rendezvous
 from bench.optimizers.base import Optimizer
-from bench.strategies.base import BoundStrategy, Setup, refuse
+from bench.strategies.base import BoundStrategy, Setup
 from bench.strategies.local import Local, LocalTraining
 from collectives.allreduce import Native
 from collectives.base import Collective
 from collectives.direct import Direct
 from collectives.hierarchical import Hierarchical
-from collectives.options import Count, Incompatible, OptionError, incompatibility
+from collectives.options import Count
 from collectives.pool import Pool
+from collectives.refusals import Refusal
 from collectives.transport.failure_detector import host_seen_by_others
 from compressors.base import Compressor
 
@@ -43,26 +44,28 @@ class Elastic(Local, name="elastic"):
     deadline: Annotated[float, Gt(0), Le(86400), Doc("seconds that ranks which are ready wait for the others")] = 10.0
 
     @override
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        obstacles = (
-            (
+    def _own_refusals(self) -> list[Refusal]:
+        name = self.component_name
+        return [
+            Refusal(
                 self.steps == "auto",
-                "steps=auto plans the steps of all ranks, and some may be lost; use a number of steps",
+                f"{name}: steps=auto plans the steps of all ranks, and some may be lost",
+                [{"strategy.steps": 30}],
             ),
-            (
+            Refusal(
                 self.delay > 0,
-                f"delay={self.delay} leaves an exchange under way during later steps, and a rank may be lost "
-                "meanwhile; use delay=0",
+                f"{name}: delay={self.delay} leaves an exchange under way during later steps, and a rank may be lost "
+                "meanwhile",
+                [{"strategy.delay": 0}],
             ),
-            (
+            Refusal(
                 self.start_after > 0,
-                f"start_after={self.start_after} averages the gradients of all ranks in every first step, and some may "
-                "be lost; use start_after=0",
+                f"{name}: start_after={self.start_after} averages the gradients of all ranks in every first step, and "
+                "some may be lost",
+                [{"strategy.start_after": 0}],
             ),
-        )
-        if reason := next((sentence for applies, sentence in obstacles if applies), None):
-            raise OptionError(f"{self.component_name}: {reason}")
+            *super()._own_refusals(),
+        ]
 
     @property
     @override
@@ -75,39 +78,36 @@ class Elastic(Local, name="elastic"):
         return ("ring", "allgather")
 
     @override
-    def check_compatible(
+    def refusals(
         self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
-    ) -> None:
-        super().check_compatible(config, compressor, collective, optimizer)
+    ) -> list[Refusal]:
         name = self.component_name
-        refuse(
-            (
+        parts = [collective.within, collective.between] if isinstance(collective, Hierarchical) else [collective]
+        bound = next(filter(None, map(_bound_to_all, parts)), "")
+        numbers = range(self.quorum, config.replicas + 1)
+        refused = ((n, each.reason) for n in numbers for each in collective.rank_refusals(n) if each.applies)
+        present, impossible = next(refused, (0, ""))
+        return [
+            Refusal(
                 config.checkpoint_every > 0,
-                f"--checkpoint-every needs all ranks at one step, and with {name} some may be lost; leave it out, "
-                "because a lost rank starts again by itself",
+                f"--checkpoint-every needs all ranks at one step, and with {name} some may be lost, which start again "
+                "by themselves",
+                [{"checkpoint_every": None}],
             ),
-            (config.device == "cuda", f"{name} connects ranks on CPUs; use --device cpu"),
-            (
+            Refusal(config.device == "cuda", f"{name} connects ranks on CPUs, not on cuda", [{"device": "cpu"}]),
+            Refusal(bool(bound), f"{bound}, and with {name} ranks come and go", [{"collective": "ring"}]),
+            Refusal(
                 self.quorum > config.replicas,
-                f"{name}: quorum={self.quorum} is more than the {config.replicas} ranks; lower it",
+                f"{name}: quorum={self.quorum} is more than the {config.replicas} ranks",
+                [{"strategy.quorum": config.replicas}],
             ),
-        )
-        for present in range(self.quorum, config.replicas + 1):
-            if reason := incompatibility(collective.check_ranks, present):
-                raise Incompatible(f"with quorum={self.quorum} there may be {present} rank(s), and {reason}")
-
-    @override
-    def check_pair(self, compressor: Compressor, collective: Collective) -> None:
-        super().check_pair(compressor, collective)
-        for part in (collective.within, collective.between) if isinstance(collective, Hierarchical) else (collective,):
-            obstacles = (
-                (isinstance(part, Native), "is an operation of one process group, which breaks when a rank is lost"),
-                (isinstance(part, Pool), "maps memory for a fixed set of ranks"),
-                (isinstance(part, Direct) and part.shares == "bandwidth", "divides the work by the links of all ranks"),
-                (part.keeps_residuals, "keeps errors of sums, which would be lost with a rank"),
-            )
-            advice = f"and with {self.component_name} ranks come and go; use collective ring"
-            refuse(*((applies, f"{part.component_name} {why}, {advice}") for applies, why in obstacles))
+            Refusal(
+                bool(impossible),
+                f"with quorum={self.quorum} there may be {present} rank(s), and {impossible}",
+                [{"collective": "ring"}],
+            ),
+            *super().refusals(config, compressor, collective, optimizer),
+        ]
 
     @override
     def bind(self, setup: Setup) -> BoundStrategy:
@@ -125,6 +125,18 @@ class Elastic(Local, name="elastic"):
             interval=self.interval,
         )
         return ElasticTraining(setup, self, ElasticMembers(setup.collective, rendezvous))
+
+
+def _bound_to_all(part: Collective) -> str:
+    """Return why a collective needs all ranks at all times; empty if it does not."""
+    name = part.component_name
+    if isinstance(part, Native):
+        return f"{name} is an operation of one process group, which breaks when a rank is lost"
+    if isinstance(part, Pool):
+        return f"{name} maps memory for a fixed set of ranks"
+    if isinstance(part, Direct) and part.shares == "bandwidth":
+        return f"{name} divides the work by the links of all ranks"
+    return f"{name} keeps errors of sums, which would be lost with a rank" if part.keeps_residuals else ""
 
 
 class ElasticTraining(LocalTraining):

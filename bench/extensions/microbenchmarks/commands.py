@@ -26,8 +26,8 @@ def collectives(options: CollectivesConfig, out: RowFile = None, as_json: AsJson
     from bench.extensions.microbenchmarks.columns import COLLECTIVES
     from bench.extensions.microbenchmarks.measurement import SUM, check_sums, measure_sums
     from bench.launch.jobs.fork_server import ForkServer
-    from bench.launch.refusals import without_torch
-    from bench.launch.resolve import choose_device
+    from bench.launch.plan import choose_device
+    from bench.launch.without_torch import without_torch
 
     with ForkServer(SUM) as server:
         checked = without_torch(check_sums, options)
@@ -82,7 +82,7 @@ def compressors(options: CompressorsConfig, out: RowFile = None, as_json: AsJson
     from bench.extensions.microbenchmarks.columns import COMPRESSORS, compressors_table
     from bench.extensions.microbenchmarks.measurement import ENCODE, check_encoding, measure_encoding, prepare_encoding
     from bench.launch.jobs.fork_server import ForkServer
-    from bench.launch.refusals import without_torch
+    from bench.launch.without_torch import without_torch
     from bench.report.tables import print_rich
 
     with ForkServer(ENCODE) as server:

@@ -15,9 +15,10 @@ from bench.extensions.microbenchmarks.options import BYTES_PER_ELEMENT, Collecti
 from bench.launch.jobs import torchrun
 from bench.launch.jobs.failure import WatchdogTimeouts
 from bench.launch.jobs.fork_server import ForkServer
-from bench.launch.resolve import choose_device, place, prepare_data
+from bench.launch.plan import choose_device, place, prepare_data
 from bench.launch.run import OnReport, measure
 from collectives.options import incompatibility
+from collectives.refusals import refuse
 
 if TYPE_CHECKING:
     from collectives.base import Collective
@@ -56,7 +57,7 @@ def check_sums(options: CollectivesConfig) -> tuple[CollectivesConfig, list[str]
 
             raise UsageError(f"{name} needs the compressor of a training run; use {without_residuals(collective)}")
         with spec.usage_errors():
-            collective.check_ranks(config.world_size)
+            refuse(collective.rank_refusals, config.world_size)
     pairs, left_out = _legal_pairs(spec.split_list(config.compressors), collectives, config.dtype)
     # All ranks on this machine hold tensors at the same time: for the sum and, to check it, for each rank's payload.
     memory = psutil.virtual_memory().total

@@ -45,6 +45,7 @@ from bench.optimizers.base import Optimizer
 from bench.strategies.base import CommandedRank, SaveState
 from collectives.pool import BoundPool
 from collectives.transport.base import Pending, Transport, wait_all
+from compressors.floats import NoCompression
 from compressors.layer import Step
 from gradwire.exchange.communicator import CompressedCommunicator
 from gradwire.exchange.packed_state import bits_hash
@@ -394,7 +395,7 @@ class DeviceProcess(CommandedRank):
         Return that memory as one flat tensor; None if gradients are compressed or another collective is used.
         """
         pool = self._channel.collective
-        if not isinstance(pool, BoundPool) or self._channel.reducer.compressor.component_name != "none":
+        if not isinstance(pool, BoundPool) or not isinstance(self._channel.reducer.compressor, NoCompression):
             return None
         sizes = [parameter.numel() for parameter in self._parameters]
         flat = pool.buffer(sum(sizes))

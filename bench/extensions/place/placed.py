@@ -33,8 +33,11 @@ from bench.extensions.place.messages import HOST_RANK
 from bench.extensions.place.shared_memory import SharedMemoryTransport
 from bench.extensions.place.topology import Topology
 from bench.optimizers.base import Optimizer
-from bench.strategies.base import BoundStrategy, CommandedRank, Setup, Strategy, refuse
+from bench.strategies.base import BoundStrategy, CommandedRank, Setup, Strategy
+from collectives.allreduce import Native
 from collectives.base import Collective
+from collectives.pool import Pool
+from collectives.refusals import Refusal
 from compressors.base import Compressor, DdpHook
 from compressors.layer import layers_of
 from gradwire.exchange.communicator import CompressedCommunicator, own_transport
@@ -89,8 +92,7 @@ class Placed(Strategy):
             ),
         )
         Catalog.read(folders()).check(topology, SHM)
-        return dataclasses.replace(
-            options,
+        return options.changed(
             world_size=num_processes,
             replicas=len(Plan.of(topology, self.by).ranks),
             strategy_input={"devices": dataclasses.asdict(topology)},
@@ -98,73 +100,88 @@ class Placed(Strategy):
         )
 
     @override
-    def check_compatible(
+    def refusals(
         self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
-    ) -> None:
+    ) -> list[Refusal]:
         name, method = self.component_name, compressor.component_name
-        refuse(
-            (
+        is_alone, straggler = config.replicas == 1, Straggler.parse(config.straggler) if config.straggler else None
+        return [
+            Refusal(
                 config.cluster is not None or config.nnodes > 1,
-                f"{name} connects processes by the memory of one machine; leave out virtual hosts and --nnodes",
+                f"{name} connects processes by the memory of one machine, and --hosts and --nnodes ask for several",
+                [{"hosts": None, "nnodes": None}],
             ),
-            (
-                config.device == "cuda",
-                f"{name} computes in processes on the CPU; add --device cpu",
+            Refusal(
+                config.device == "cuda", f"{name} computes in processes on the CPU, not on cuda", [{"device": "cpu"}]
             ),
-            (
+            Refusal(
                 config.bucket_mb is not None,
-                f"--bucket-mb has no meaning with {name}, which sums a device's part as one message; leave it out",
+                f"--bucket-mb has no meaning with {name}, which sums a device's part as one message",
+                [{"bucket_mb": None}],
             ),
-            (
+            Refusal(
                 config.accumulate > 1,
-                f"{name} makes one step per batch; leave out --accumulate, or use --strategy ddp",
+                f"{name} makes one step per batch, and --accumulate {config.accumulate} one from several",
+                [{"accumulate": None}, {"strategy": "ddp"}],
             ),
-            (
+            Refusal(
                 config.clip_norm is not None,
-                f"with {name} every device updates its own layers and knows no norm of the whole gradient; use "
-                "--clip-norm 0, or --strategy ddp",
+                f"with {name} every device updates its own layers and knows no norm of the whole gradient, which "
+                "--clip-norm limits",
+                [{"clip_norm": 0}, {"strategy": "ddp"}],
             ),
-            (config.amp != "none", f"{name} computes in fp32; leave out --amp {config.amp}"),
-            (config.profile > 0, f"{name} computes in device processes, which --profile does not see; leave it out"),
-            (
-                config.straggler is not None and Straggler.parse(config.straggler).rank == HOST_RANK,
-                f"rank {HOST_RANK} is the host, which computes nothing; name a device's rank with --straggler",
+            Refusal(config.amp != "none", f"{name} computes in fp32, and --amp asks for {config.amp}", [{"amp": None}]),
+            Refusal(
+                config.profile > 0,
+                f"{name} computes in device processes, which --profile does not see",
+                [{"profile": None}],
             ),
-            (
-                config.replicas == 1 and str(collective) != "pool",
-                "there is only one replica, so there are no gradients to sum; leave out --collective "
-                f"{config.collective}",
+            Refusal(
+                straggler is not None and straggler.rank == HOST_RANK,
+                f"--straggler names rank {HOST_RANK}, which is the host and computes nothing",
+                [{"straggler": straggler and str(dataclasses.replace(straggler, rank=HOST_RANK + 1))}],
             ),
-            (
-                collective.component_name == "native",
-                f"{name} sums through memory, which no backend's own all-reduce does; use --collective pool or ring",
+            Refusal(
+                is_alone and collective != Pool(),
+                f"there is only one replica, so there are no gradients to sum, and --collective is {config.collective}",
+                [{"collective": None}],
             ),
-            (
-                self.merge == "host" and str(collective) != "pool",
-                f"{name}:merge=host adds at the host, without a collective; leave out --collective {config.collective}",
+            Refusal(
+                isinstance(collective, Native),
+                f"{name} sums through memory, which no backend's own all-reduce does, and --collective is native",
+                [{"collective": "pool"}, {"collective": "ring"}],
             ),
-            (
-                self.merge == "host" and config.replicas == 1,
-                "there is only one replica, so there are no gradients to sum; leave out merge=host",
+            Refusal(
+                self.merge == "host" and collective != Pool(),
+                f"{name}:merge=host adds at the host without a collective, and --collective is {config.collective}",
+                [{"collective": None}],
             ),
-            (
+            Refusal(
+                self.merge == "host" and is_alone,
+                "there is only one replica, so there are no gradients to sum and merge=host has no effect",
+                [{"strategy.merge": None}],
+            ),
+            Refusal(
                 self.by == "data" and self.activations != "asic",
-                f"by=data runs the whole network on every device; leave out activations={self.activations}",
+                f"by=data runs the whole network on every device, so activations={self.activations} has no effect",
+                [{"strategy.activations": None}],
             ),
-            (
+            Refusal(
                 isinstance(compressor, DdpHook),
-                f"{method} works through DDP's communication hook; use --strategy ddp or another compressor",
+                f"{method} works through DDP's communication hook, which {name} does not have",
+                [{"strategy": "ddp"}, {"compressor": "none"}],
             ),
-            (
-                config.replicas == 1 and method != "none",
-                f"there is only one replica, so there are no gradients to sum and {method} would compress nothing; use "
-                "by=data, or by=both with several pools",
+            Refusal(
+                is_alone and method != "none",
+                f"there is only one replica, so there are no gradients to sum and {method} would compress nothing",
+                [{"strategy.by": "data"}, {"compressor": "none"}],
             ),
-            (
+            Refusal(
                 optimizer.needs_network,
-                f"{optimizer.component_name} needs the whole network, which {name} splits up; use --strategy ddp",
+                f"{optimizer.component_name} needs the whole network, which {name} splits up",
+                [{"strategy": "ddp"}, {"optimizer": "sgd"}],
             ),
-        )
+        ]
 
     def _plan(self, config: RunConfig) -> Plan:
         return Plan.of(Topology.from_dict(config.strategy_input["devices"]), self.by)

@@ -27,9 +27,9 @@ from bench.hosts.cluster import Cluster, HostLink
 from bench.hosts.support import choose_backend, hosts_supported
 from bench.launch.jobs.failure import WatchdogTimeouts
 from bench.launch.jobs.fork_server import ForkServer
-from bench.launch.resolve import check as check_run
-from bench.launch.resolve import prepare_data
-from bench.launch.resolve import resolve as resolve_run
+from bench.launch.plan import check as check_run
+from bench.launch.plan import plan as plan_run
+from bench.launch.plan import prepare_data
 from bench.launch.run import measure
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def resolve(options: CalibrateConfig) -> CalibrateConfig:
     Raises:
         UsageError: an option is unknown, or names a device, optimizer or compressor that cannot be measured.
     """
-    run = resolve_run(check(options))
+    run = plan_run(check(options))
     prepare_data(run.dataset, run.data_dir)
     return dataclasses.replace(
         options,

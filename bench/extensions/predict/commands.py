@@ -96,7 +96,7 @@ def calibrate(
     check_writable(out)
     from bench.extensions.predict.calibrating import WORKER, KeptParts, check, execute, resolve
     from bench.launch.jobs.fork_server import ForkServer
-    from bench.launch.refusals import without_torch
+    from bench.launch.without_torch import without_torch
 
     with ForkServer(WORKER) as server:
         without_torch(check, options)
@@ -228,7 +228,7 @@ def predict(
         known = Profile.read(from_profile)
     calibration = calibration or CALIBRATION
     if validate is None and options.compressor and "," not in (sweep or ""):
-        from bench.launch.refusals import without_torch
+        from bench.launch.without_torch import without_torch
 
         without_torch(_check, options, known)
     from bench.extensions.predict import answers, ranking  # import torch

@@ -36,6 +36,7 @@ from bench.extensions.predict.validation import NOT_CHECKED, latency_note, notes
 from bench.strategies.local import Local
 from collectives.base import Collective
 from collectives.options import incompatibility
+from collectives.refusals import refuse
 from compressors.base import Compressor
 
 # Largest number of ranks for which all collectives are tried; with more, only the one that a run would choose.
@@ -108,12 +109,12 @@ def pairs(request: PredictionRequest, compressors: Iterable[str]) -> Iterator[Pr
         if (
             name == "native"
             or incompatibility(check_predictable, collective)
-            or incompatibility(collective.check_ranks, request.world_size)
+            or incompatibility(refuse, collective.rank_refusals, request.world_size)
         ):
             continue
         for name_of_compressor in compressors:
             compressor = cast(Compressor, spec.build("compressors", name_of_compressor))
-            if isinstance(strategy, Local) and incompatibility(strategy.check_pair, compressor, collective):
+            if isinstance(strategy, Local) and incompatibility(refuse, strategy.pair_refusals, compressor, collective):
                 continue
             if not incompatibility(compressor.check_compatible, collective):
                 yield dataclasses.replace(request, compressor=name_of_compressor, collective=name)

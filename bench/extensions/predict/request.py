@@ -28,12 +28,14 @@ from bench.extensions.predict.options import MOST_RANKS, MOST_TOGETHER, PredictC
 from bench.extensions.predict.prediction import Prediction, predict
 from bench.hosts.cluster import HostLink, Trace, has_real_frames
 from bench.hosts.cluster_options import cluster_from_toml, link_of, link_texts
-from bench.launch.resolve import build_components
+from bench.launch.plan import build_components
+from bench.launch.refusals import straggler_refusals
 from bench.strategies.local import Local
 from collectives.base import Collective
 from collectives.direct import on_links
 from collectives.hierarchical import Hierarchical
 from collectives.options import Incompatible
+from collectives.refusals import refuse
 from collectives.schedule.rounds import Layout
 from collectives.schedule.waves import Lengths, waves_of
 
@@ -232,14 +234,13 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
             f"{calibration.command} --compressors",
         ),
     )
-    if request.straggler is not None:
-        request.straggler.check_among(request.world_size)
     with spec.usage_errors():
+        refuse(straggler_refusals, request.straggler, request.world_size)
         parts.compressor.check_compatible(parts.collective)
         check_predictable(parts.collective)
-        parts.collective.check_ranks(request.world_size)
+        refuse(parts.collective.rank_refusals, request.world_size)
         if not request.is_ddp:
-            parts.strategy.check_compatible(run, parts.compressor, parts.collective, parts.optimizer)
+            refuse(parts.strategy.refusals, run, parts.compressor, parts.collective, parts.optimizer)
     return dataclasses.replace(request, compressor=text, collective=str(parts.collective), strategy=str(parts.strategy))
 
 

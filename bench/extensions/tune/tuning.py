@@ -18,9 +18,8 @@ from bench.core.config.run import RunConfig
 from bench.core.config.syntax import parse_seeds
 from bench.core.errors import RunFailed, UsageError
 from bench.launch.jobs.fork_server import ForkServer
+from bench.launch.plan import plan_each
 from bench.launch.recipes import with_recipe
-from bench.launch.refusals import without_torch
-from bench.launch.resolve import resolve_each
 from bench.launch.sweep_file import (
     OUTER_LR,
     Lists,
@@ -34,6 +33,7 @@ from bench.launch.sweep_file import (
     toml_table,
 )
 from bench.launch.sweep_state import SweepState
+from bench.launch.without_torch import without_torch
 from bench.report.quality import Metric, quality_of
 from collectives.options import Spec, value_text
 
@@ -151,7 +151,7 @@ def with_defaults(sweep: SweepFile, outer_rates: Sequence[float], server: ForkSe
 
 def _default_compressors(base: Settings, server: ForkServer) -> list[str]:
     """Return those of `METHODS` that work with the other options; print on stderr why the rest is left out."""
-    outcomes = resolve_each([RunConfig(**with_recipe(base | {"compressor": method})) for method in METHODS], server)
+    outcomes = plan_each([RunConfig(**with_recipe(base | {"compressor": method})) for method in METHODS], server)
     reasons = {m: str(outcome) for m, outcome in zip(METHODS, outcomes, strict=True) if isinstance(outcome, UsageError)}
     all_refused = len(reasons) == len(METHODS)
     if all_refused and len(set(reasons.values())) == 1:

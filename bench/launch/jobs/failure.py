@@ -101,13 +101,10 @@ def explain(folder: RunFolder) -> str:
 
     The sentence is the error of the first rank that failed, names a rank that was killed, or is the last line of a log.
     """
-    reports = reports_of(folder)
-    own = [report for report in reports if not report["lost_a_peer"]]
-    log = folder.log.read_text(encoding="utf-8", errors="replace") if folder.log.exists() else ""
-    killed = _killed(log)
-    if own and not (killed and _LOST_CONNECTION.search(own[0]["message"])):
-        return _sentence(own[0])
-    if killed:
+    reports, log = reports_of(folder), _log_of(folder)
+    if report := _first_failure(folder):
+        return _sentence(report)
+    if killed := _killed(log):
         return killed + (possible_causes() if _CRASH.search(killed) else "")
     if reports:  # prefer a report that names the lost rank
         return _sentence(next((report for report in reports if report.get("lost_rank") is not None), reports[0]))
@@ -119,6 +116,17 @@ def explain(folder: RunFolder) -> str:
             log = first.read_text(encoding="utf-8", errors="replace")
     *_, last = ["(empty)", *(line.strip() for line in log.splitlines() if line.strip(" =-"))]
     return f"the job ended without an error message; the last line of its log: {last}{possible_causes()}"
+
+
+def _first_failure(folder: RunFolder) -> dict[str, Any] | None:
+    """Return the report of the first rank that failed by itself; None if none did, or a killed rank explains it."""
+    own = [report for report in reports_of(folder) if not report["lost_a_peer"]]
+    is_by_another = own and _LOST_CONNECTION.search(own[0]["message"]) and _killed(_log_of(folder))
+    return None if not own or is_by_another else own[0]
+
+
+def _log_of(folder: RunFolder) -> str:
+    return folder.log.read_text(encoding="utf-8", errors="replace") if folder.log.exists() else ""
 
 
 def is_disk_full(folder: RunFolder) -> bool:
@@ -172,18 +180,18 @@ def record_ending(
     known = progress.last if progress.last.get("step") is not None else _last_row_with(folder, "step")
     reached = {key: known.get(key) for key in ("epoch", "step")}
     resumes = (read_json(folder.resume) or {"resumes": 0})["resumes"]
+    failure = _first_failure(folder) if status == "failed" else None
+    ending = {"run_id": folder.run_id, "status": status, "error": error, "error_kind": failure and failure["type"]}
     origin = environment.origin_columns(config.device)
     row = {
         **config.columns(),
         **origin,
         **{key: value for key, value in (read_json(folder.environment) or {}).items() if key in origin},
         **reached,
-        "run_id": folder.run_id,
+        **ending,
         "resumes": resumes,
-        "status": status,
-        "error": error,
     }
-    summary = {"status": status, "error": error, "run_id": folder.run_id, **reached}
+    summary = ending | reached
     try:
         if wall_time_s is not None and (last := _last_row_with(folder, "wall_time_s")):
             # The last row holds the duration of earlier jobs of the run, or includes this one.

@@ -5,35 +5,39 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
-from bench.launch.resolve import resolve, with_ranks
+from bench.launch.plan import plan, with_ranks
+from tests.testing.refusals import check_choice, check_complete, shown
 
 ASP, SSP = "async_server:mode=asp", "async_server"
 
+# What its table refuses.
+CHOICES: list[dict[str, Any]] = [
+    {"strategy": ASP, "collective": "ring"},
+    {"strategy": ASP, "collective": "server:downlink=union"},
+    {"strategy": "async_server:root=2"},
+    {"strategy": ASP, "device": "cuda"},
+    {"strategy": ASP, "trigger": "sync"},
+    {"strategy": ASP, "bucket_mb": 1.0},
+    {"strategy": ASP, "accumulate": 2},
+    {"strategy": ASP, "compressor": "torch_powersgd"},
+    {"strategy": ASP, "compressor": "powersgd"},
+    {"strategy": SSP, "compressor": "terngrad:shared_scale=true"},
+    {"strategy": ASP, "compressor": "hylo:shared_threshold=true"},
+    {"strategy": ASP, "compressor": "group_topk:preset=patent"},
+    {"strategy": ASP, "optimizer": "max_adabelief"},
+    {"strategy": ASP, "optimizer": "muon:shard=true"},
+    {"strategy": ASP, "optimizer": "muon"},
+]
+# What it or another component refuses by itself, with a part of the sentence.
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"strategy": "async"}, "there is no strategy 'async' (did you mean 'async_server'?)"),
-    ({"strategy": ASP, "trigger": "sync"}, "--trigger sync waits for all ranks"),
-    ({"strategy": ASP, "bucket_mb": 1.0}, "--bucket-mb has no meaning with async_server"),
-    ({"strategy": ASP, "compressor": "powersgd"}, "powersgd has ranks agree"),
-    ({"strategy": SSP, "compressor": "terngrad:shared_scale=true"}, "terngrad has ranks agree"),
-    ({"strategy": ASP, "compressor": "hylo:shared_threshold=true"}, "hylo has ranks agree"),
-    ({"strategy": ASP, "compressor": "torch_powersgd"}, "works through DDP's communication hook; use --strategy ddp"),
-    ({"strategy": ASP, "compressor": "group_topk:preset=patent"}, "wants the whole model as one message"),
     ({"strategy": ASP, "compressor": "dgc", "optimizer": "adam"}, "adam has no momentum to hand over"),
     ({"strategy": "async_server:mode=asp,staleness=2"}, "staleness=2 bounds mode=ssp; leave it out of mode=asp"),
     ({"strategy": "async_server:staleness=-1"}, "staleness=-1 is not possible"),
     ({"strategy": "async_server:mode=bsp"}, "mode=bsp is not possible"),
-    ({"strategy": "async_server:root=2"}, "async_server: root=2 is none of the 2 ranks"),
-    ({"strategy": ASP, "collective": "ring"}, "sums nothing; leave out --collective ring"),
-    ({"strategy": ASP, "collective": "server:downlink=union"}, "leave out --collective server:downlink=union"),
-    ({"strategy": ASP, "optimizer": "max_adabelief"}, "max_adabelief sends data of its own between all ranks, and"),
-    ({"strategy": ASP, "optimizer": "kfac"}, "kfac sends data of its own between all ranks, and with"),
-    ({"strategy": ASP, "optimizer": "demo"}, "demo sends data of its own between all ranks, and with"),
-    ({"strategy": ASP, "optimizer": "muon"}, "muon needs the whole network, and the server of"),
-    ({"strategy": ASP, "optimizer": "muon:shard=true"}, "muon sends data of its own between all ranks, and with"),
 ]
 TAKEN: list[dict[str, Any]] = [
     {"strategy": ASP},
@@ -47,32 +51,35 @@ TAKEN: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("choice", "sentence"), REFUSALS, ids=[" ".join(map(str, c.values())) for c, _ in REFUSALS])
-def test_refusal(choice: dict[str, Any], sentence: str) -> None:
+@pytest.mark.parametrize("choice", CHOICES, ids=map(shown, CHOICES))
+def test_a_refusal_names_the_choice_and_its_advice_is_legal(choice: dict[str, Any]) -> None:
+    check_choice(choice)
+
+
+def test_every_refusal_applies_to_some_choice() -> None:
+    check_complete(CHOICES, {"AsyncServer.refusals": 0}, set())
+
+
+@pytest.mark.parametrize(("choice", "sentence"), REFUSALS, ids=[shown(choice) for choice, _ in REFUSALS])
+def test_what_a_component_refuses_by_itself(choice: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError) as raised:
-        resolve(RunConfig(**choice))
+        plan(RunConfig(**choice))
     assert sentence in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("choice", TAKEN, ids=[" ".join(map(str, choice.values())) for choice in TAKEN])
 def test_taken(choice: dict[str, Any]) -> None:
-    config = resolve(RunConfig(**choice))
+    config = plan(RunConfig(**choice))
     assert (config.strategy, config.collective, config.bucket_mb) == (choice["strategy"], "server", None)
 
 
 def test_every_option_identifies_the_run() -> None:
-    configs = [resolve(RunConfig(strategy=text)) for text in (SSP, "async_server:staleness=1", ASP)]
+    configs = [plan(RunConfig(strategy=text)) for text in (SSP, "async_server:staleness=1", ASP)]
     assert configs[0].filled["strategy"] == "async_server:mode=ssp,root=0,staleness=0"
     assert len({config.config_id for config in configs}) == len(configs)
 
 
-def test_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UsageError, match="add --device cpu"):
-        resolve(RunConfig(strategy=ASP))
-
-
 def test_a_run_does_not_change_its_number_of_ranks() -> None:
     with pytest.raises(UsageError, match="async_server gives every rank a different task"):
-        with_ranks(resolve(RunConfig(strategy=ASP)), 3)
+        with_ranks(plan(RunConfig(strategy=ASP)), 3)

@@ -13,11 +13,6 @@ pytestmark = pytest.mark.usefixtures("planned_here")
 CHOICES = Path(__file__).with_name("choices.jsonl")
 REFUSALS = [
     (["--compressor", "auto", "--collective", "server"], "use collective ring, native, tree"),
-    (["--compressor", "auto", "--optimizer", "kfac"], "kfac sends something else as well; use another"),
-    (
-        ["--compressor", "auto", "--strategy", "async_server"],
-        "communication hook; use --strategy ddp",
-    ),
     (["--compressor", "auto:choices=nowhere.jsonl"], "holds no choices"),
     (["--compressor", f"auto:choices={CHOICES}", "--model", "resnet20"], "are those of another model"),
 ]

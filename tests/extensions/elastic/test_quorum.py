@@ -15,6 +15,7 @@ from bench.extensions.elastic.coordinator import Coordinator
 from bench.extensions.elastic.strategy import Elastic
 from collectives.base import Collective
 from collectives.options import incompatibility
+from collectives.refusals import refuse
 from compressors.base import Compressor
 from tests.contract.test_local_steps import STEPS as STEPS_OF_TRAIN
 from tests.contract.test_local_steps import network, train
@@ -115,7 +116,7 @@ def pairs() -> list[tuple[str, str]]:
             bound = cast(Collective, spec.build("collectives", collective))
             if not (
                 incompatibility(compressor.check_compatible, bound)
-                or incompatibility(options.check_pair, compressor, bound)
+                or incompatibility(refuse, options.pair_refusals, compressor, bound)
             ):
                 found.append((name, collective))
                 break

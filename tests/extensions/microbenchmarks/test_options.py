@@ -10,7 +10,7 @@ from bench.core.schema import Column
 from bench.extensions.microbenchmarks.columns import COLLECTIVES, COMPRESSORS, PAGE, document
 from bench.extensions.microbenchmarks.measurement import check_sums
 from bench.extensions.microbenchmarks.options import CollectivesConfig, CompressorsConfig
-from bench.launch.resolve import place, resolve
+from bench.launch.plan import place, plan
 from tests.testing.invoke import REPOSITORY, invoke
 from tests.unit.core.test_config import assert_complete
 from tests.unit.core.test_numeric_ranges import assert_among_options, assert_two_finite_ends, numbers_of
@@ -21,7 +21,7 @@ COMMANDS: dict[type[Configuration], str] = {CollectivesConfig: "collectives", Co
 
 
 def test_ranks_are_placed_as_in_a_run() -> None:
-    run = resolve(RunConfig(**HOSTS))
+    run = plan(RunConfig(**HOSTS))
     sums, _ = check_sums(CollectivesConfig(**HOSTS))
     for name, value in vars(place(RanksConfig(**HOSTS))).items():
         assert getattr(run, name) == getattr(sums, name) == value, name

@@ -94,7 +94,11 @@ def test_runs_of_several_targets_are_refused() -> None:
 
 
 def test_a_seed_that_diverged_counts_as_missed() -> None:
-    lost = {"status": "failed", "error": "the loss is nan at step 210; training has diverged: try a lower --lr"}
+    lost = {
+        "status": "failed",
+        "error": "the loss is nan at step 210",
+        "error_kind": "Diverged",
+    }
     rows = run("a", 4, 100) + run("b", 4, None, **lost) + run("c", 4, None, **lost)
     found = needed(rows, 4)
     assert (found.steps, found.said) == (None, "no time to target: most of 3 run(s) missed 90 %")

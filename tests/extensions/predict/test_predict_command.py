@@ -358,7 +358,7 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
         (["--validate", "examples", "--runs", "other"], "examples holds the runs; leave out --runs"),
         (["--validate", "examples"], "holds no finished run that this calibration can predict; give a folder of runs"),
         (["--strategy", "placed"], "steps of placed cannot be predicted; choose ddp, local, async_server"),
-        (["--strategy", "async_server", "--collective", "ring"], "leave out --collective ring"),
+        (["--strategy", "async_server", "--collective", "ring"], "leave out --collective"),
         (["--strategy", "async_server", "--trigger", "sync"], "--trigger sync waits for all ranks"),
         (["--strategy", "async_server:root=2"], "root=2 is none of the 2 ranks"),
         (["--strategy", "async_server:mode=asp,staleness=2"], "staleness=2 bounds mode=ssp"),

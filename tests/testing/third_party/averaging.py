@@ -12,7 +12,7 @@ from annotated_types import Ge
 from typing_extensions import Doc
 
 from bench.strategies.base import BoundStrategy, Strategy
-from collectives.options import Incompatible
+from collectives.refusals import Refusal
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -21,9 +21,10 @@ class Averaging(Strategy):
 
     every: Annotated[int, Ge(1), Doc("steps between two means")] = 2
 
-    def check_compatible(self, config, compressor, collective, optimizer):
-        if compressor.component_name != "none":
-            raise Incompatible("averaging sends parameters as they are; use --compressor none")
+    def refusals(self, config, compressor, collective, optimizer):
+        method = compressor.component_name
+        reason = f"averaging sends parameters as they are, without {method}"
+        return [Refusal(method != "none", reason, [{"compressor": "none"}])]
 
     def bind(self, setup):
         return Averaged(setup, self.every)

@@ -12,6 +12,7 @@ from collectives import options
 from collectives.base import Collective
 from collectives.hierarchical import Hierarchical
 from collectives.options import Incompatible, OptionError, Spec, incompatibility
+from collectives.refusals import refuse
 from collectives.server import Server
 from collectives.transport.base import Transport
 from tests.testing.memory_transport import MemoryTransport, MemoryWires
@@ -97,17 +98,17 @@ def test_a_hierarchy_can_be_made_of_every_other_collective() -> None:
 
 def test_a_hierarchy_asks_its_parts_whether_so_many_ranks_are_possible() -> None:
     among = options.build("collectives", Collective, "hierarchical:inter=server:root=2")
-    among.check_ranks(6)
+    refuse(among.rank_refusals, 6)
     with pytest.raises(Incompatible, match="among leaders, server: root=2 is none of the 2 ranks"):
-        among.check_ranks(4)
+        refuse(among.rank_refusals, 4)
     with pytest.raises(Incompatible, match="among leaders"):
-        among.check_ranks(2)
+        refuse(among.rank_refusals, 2)
     within = options.build("collectives", Collective, "hierarchical:group_size=3,intra=server:root=1")
-    possible = [incompatibility(within.check_ranks, n) is None for n in (1, 2, 3, 4, 5, 6)]
+    possible = [incompatibility(refuse, within.rank_refusals, n) is None for n in (1, 2, 3, 4, 5, 6)]
     assert possible == [False, True, True, False, True, True]
     for each, world_size in itertools.product((among, within), range(1, 8)):
         refused = [refuses_to_bind(each, transport) for transport in ranks_of(MemoryWires(world_size))]
-        assert any(refused) is (incompatibility(each.check_ranks, world_size) is not None)
+        assert any(refused) is (incompatibility(refuse, each.rank_refusals, world_size) is not None)
 
 
 def ranks_of(wires: MemoryWires) -> list[MemoryTransport]:

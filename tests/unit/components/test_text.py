@@ -268,7 +268,7 @@ def test_a_text_that_cannot_be_used_is_refused(
 
 def test_sizes_and_hash_are_known_without_torch() -> None:
     code = (
-        "from bench.core import spec\nfrom bench.launch.refusals import without_torch\n"
+        "from bench.core import spec\nfrom bench.launch.without_torch import without_torch\n"
         "print(without_torch(lambda: (lambda d: (d.hash, d.resolve_sizes(None, 5)))(spec.build('datasets', 'stdlib'))))"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -85,7 +85,7 @@ def test_a_trajectory_ends_at_its_target() -> None:
     )
     missed = trajectory_of(run_of([0.5, 0.6]), 0.9)
     assert (missed.num_to_target, sum(missed.steps.values()), missed.train_time_s) == (None, 20, 2.0)
-    diverged = trajectory_of(run_of([0.95], status="failed", error="training has diverged"), 0.9)
+    diverged = trajectory_of(run_of([0.95], status="failed", error="training has diverged", error_kind="Diverged"), 0.9)
     assert (diverged.num_to_target, diverged.accuracy) == (None, None)
 
 

@@ -14,17 +14,17 @@ from bench.core.run_folder import RunFolder
 from bench.deciding.step_times import measure_step_times
 from bench.deciding.step_times_worker import TimedMethod
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
-from bench.launch.resolve import resolve
+from bench.launch.plan import plan
 from bench.strategies.local import LocalTraining
 from gradwire.local import exchange
 from tests.testing.configs import COMPONENTS, make_config
 
 
 def test_steps_are_timed_at_each_density_of_the_training() -> None:
-    config = resolve(RunConfig(model="linear", compressor="topk:ratio=0.01", epochs=6, threads=1))
-    dense = resolve(RunConfig(model="linear", compressor="none", epochs=6, threads=1))
-    dense_at_first = resolve(RunConfig(model="linear", compressor="powersgd:dense_steps=40", epochs=6, threads=1))
-    alternate = resolve(RunConfig(model="linear", compressor="powersgd:alternate=true", epochs=6, threads=1))
+    config = plan(RunConfig(model="linear", compressor="topk:ratio=0.01", epochs=6, threads=1))
+    dense = plan(RunConfig(model="linear", compressor="none", epochs=6, threads=1))
+    dense_at_first = plan(RunConfig(model="linear", compressor="powersgd:dense_steps=40", epochs=6, threads=1))
+    alternate = plan(RunConfig(model="linear", compressor="powersgd:alternate=true", epochs=6, threads=1))
     last_epoch = 5 * (1347 // 2 // config.batch_size)
     levels = [0, last_epoch]
     blocks: list[int] = []
@@ -49,7 +49,7 @@ def test_steps_are_timed_at_each_density_of_the_training() -> None:
 
 def test_timed_steps_contain_as_many_exchanges_as_the_training() -> None:
     strategy = "local:steps=40,delay=3"  # more steps than a block has otherwise
-    config = resolve(RunConfig(model="linear", strategy=strategy, epochs=6, threads=1))
+    config = plan(RunConfig(model="linear", strategy=strategy, epochs=6, threads=1))
     with ForkServer(TRAIN) as server:
         times = measure_step_times({"local": config}, {"local": [0]}, server, max_s=0.0, on_block=lambda _: None)
     assert times["local"].nbytes == [pytest.approx(30730 * 4 / 40)]

@@ -21,7 +21,7 @@ from bench.deciding.study import (
     train_missing,
 )
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
-from bench.launch.resolve import resolve
+from bench.launch.plan import plan
 from bench.launch.sweep_file import Settings
 
 
@@ -194,13 +194,13 @@ def test_a_method_has_the_shortest_name_that_is_unique(components: list[tuple[st
         ({}, True),
         ({"status": "ok"}, False),
         ({"status": "failed", "error": "rank 1 was killed by SIGKILL"}, True),
-        ({"status": "failed", "error": "the loss is nan; training has diverged"}, False),
+        ({"status": "failed", "error": "the loss is nan", "error_kind": "Diverged"}, False),
     ],
 )
 def test_runs_that_failed_without_divergence_are_repeated(
     summary: dict[str, str], is_repeated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = resolve(RunConfig())
+    config = plan(RunConfig())
     folder = tmp_path / f"x-s1-{config.digest}"
     folder.mkdir()
     if summary:

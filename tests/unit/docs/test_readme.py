@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import importlib.metadata
 import os
 import re
 import shlex
@@ -11,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli.commands import EXTENSIONS
 from bench.cli.reference_pages import options_page
 from bench.core import registry
 from bench.core.config.run import DEFAULT_EPOCHS, RunConfig
 from bench.core.errors import BenchError, Interrupted, NothingToCompare, Regression, RunFailed, UsageError
-from bench.launch.resolve import resolve
+from bench.launch.plan import plan
 from tests.testing.invoke import invoke
 
 ROOT = Path(__file__).parents[3]
@@ -28,7 +28,8 @@ PAGES = sorted(DOCS.glob("**/*.md"))
 DOCUMENTS = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")), *PAGES]
 
 _FENCE = re.compile(r"^( *)```[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
-_OF_MISSING_EXTENSIONS = EXTENSIONS.keys() - registry.plugins("commands").keys()
+_INSTALLED = importlib.metadata.entry_points(group="bench.commands").names
+_OF_MISSING_EXTENSIONS = _INSTALLED - registry.plugins("commands").keys()
 _OTHERS = [
     verb for verb in ("sweep", "tune", "compare", "plot", "report", "predict", "list", "data", "doctor", "place")
     if verb not in _OF_MISSING_EXTENSIONS
@@ -126,12 +127,12 @@ def test_the_table_names_every_default() -> None:
 
 
 def test_what_the_program_chooses_is_what_the_table_says() -> None:
-    config = resolve(RunConfig())
+    config = plan(RunConfig())
     assert (config.collective, config.epochs, config.eval_every) == ("native", DEFAULT_EPOCHS, 1)
-    assert resolve(RunConfig(compressor="topk")).collective == "allgather"
-    assert resolve(RunConfig(compressor="group_topk:preset=patent")).collective == "ring"
-    assert resolve(RunConfig(compressor="group_topk:preset=patent", collective="tree")).collective == "tree"
-    assert resolve(RunConfig(steps=5)).eval_every == 0
+    assert plan(RunConfig(compressor="topk")).collective == "allgather"
+    assert plan(RunConfig(compressor="group_topk:preset=patent")).collective == "ring"
+    assert plan(RunConfig(compressor="group_topk:preset=patent", collective="tree")).collective == "tree"
+    assert plan(RunConfig(steps=5)).eval_every == 0
     assert config.lr == registry.load("optimizers", "sgd").default_lr  # type: ignore[attr-defined]
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from bench.core.config.run import RanksConfig, RunConfig
 from bench.core.errors import UsageError
-from bench.launch import resolve as resolving
-from bench.launch.resolve import place, resolve
+from bench.launch import plan as planning
+from bench.launch.plan import place, plan
 
 HOSTS: dict[str, Any] = {
     "hosts": 3,
@@ -24,7 +24,7 @@ HOSTS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolving, "usable_cores", lambda: 8)
+    monkeypatch.setattr(planning, "usable_cores", lambda: 8)
 
 
 def test_without_virtual_hosts_ranks_share_the_machines() -> None:
@@ -58,14 +58,14 @@ def test_unequal_hosts_are_told_apart_by_the_columns(tmp_path: Path) -> None:
     digests = set()
     for uplink, share in (("30mbit", 0.5), ("40mbit", 0.5), ("20mbit", 0.25)):
         file.write_text(UNEVEN.format(uplink=uplink, share=share), encoding="utf-8")
-        config = resolve(RunConfig(cluster_file=str(file)))
+        config = plan(RunConfig(cluster_file=str(file)))
         assert (config.uplink_bps, config.cpu_share) == (20e6, share)
         digests.add((config.cluster_digest, config.digest))
     assert len({links for links, _ in digests}) == len({run for _, run in digests}) == 3
 
 
 def test_loss_and_jitter_tell_experiments_apart() -> None:
-    runs = [resolve(RunConfig(hosts=2, latency="5ms", **more)) for more in ({}, {"loss": "1%"}, {"jitter": "1ms"})]
+    runs = [plan(RunConfig(hosts=2, latency="5ms", **more)) for more in ({}, {"loss": "1%"}, {"jitter": "1ms"})]
     assert len({run.digest for run in runs}) == 3
 
 
@@ -81,5 +81,5 @@ def test_loss_and_jitter_tell_experiments_apart() -> None:
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence) as caught:
-        resolve(RunConfig(**options))
+        plan(RunConfig(**options))
     assert "\n" not in str(caught.value)

@@ -12,8 +12,8 @@ from bench.core import registry, spec
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
+from bench.launch.plan import check, plan
 from bench.launch.recipes import Recipe, names, recipe, with_recipe
-from bench.launch.resolve import check, resolve
 from bench.launch.sweep_file import plan_runs, read_sweep
 from tests.testing.invoke import invoke
 
@@ -29,7 +29,7 @@ def test_every_recipe_is_possible_on_any_number_of_ranks_that_divides_its_sample
         if spec.parse(options[kind]).name not in registry.entries(f"{kind}s"):
             pytest.skip(f"there is no {kind} {options[kind]}")
     for world_size in (1, 2, 4):
-        config = resolve(named(recipe=name, world_size=world_size))
+        config = plan(named(recipe=name, world_size=world_size))
         assert config.batch_size * world_size == recipe(name).samples_per_step
         assert not [note for note in config.notes if "this run has other" in note]
         assert config.recipe == name
@@ -52,9 +52,9 @@ def test_what_the_user_gives_wins_also_if_it_is_the_default() -> None:
 
 
 def test_a_clip_norm_of_0_takes_the_recipes_limit_away() -> None:
-    with pytest.raises(UsageError, match="use --clip-norm 0, or another optimizer"):
-        resolve(named(recipe="gpt-stdlib", optimizer="dion"))
-    assert resolve(named(recipe="gpt-stdlib", optimizer="dion", clip_norm=0.0)).clip_norm is None
+    with pytest.raises(UsageError, match="use --clip-norm 0 or optimizer sgd"):
+        plan(named(recipe="gpt-stdlib", optimizer="dion"))
+    assert plan(named(recipe="gpt-stdlib", optimizer="dion", clip_norm=0.0)).clip_norm is None
 
 
 def test_none_counts_as_not_given() -> None:
@@ -103,12 +103,12 @@ def test_refusal(given: dict[str, Any], sentence: str) -> None:
 
 
 def test_a_note_tells_the_published_result_and_what_differs() -> None:
-    (same,) = resolve(named(recipe="resnet20-cifar10")).notes
+    (same,) = plan(named(recipe="resnet20-cifar10")).notes
     assert same.startswith("recipe resnet20-cifar10: test accuracy 91.25% (published, not measured); source: He, ")
     assert "other" not in same
-    (written,) = resolve(named(recipe="resnet20-cifar10", optimizer="sgd:weight_decay=1e-4,momentum=0.9")).notes
+    (written,) = plan(named(recipe="resnet20-cifar10", optimizer="sgd:weight_decay=1e-4,momentum=0.9")).notes
     assert written == same
-    (changed,) = resolve(named(recipe="resnet20-cifar10", epochs=2, batch_size=32, augment=False, train_size=640)).notes
+    (changed,) = plan(named(recipe="resnet20-cifar10", epochs=2, batch_size=32, augment=False, train_size=640)).notes
     assert changed.endswith("; this run has other augment, epochs, train_size, samples per step")
 
 

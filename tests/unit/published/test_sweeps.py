@@ -10,7 +10,7 @@ import pytest
 
 from bench.core.config.run import RunConfig
 from bench.core.schema import METRICS
-from bench.launch.resolve import resolve
+from bench.launch.plan import plan
 from bench.launch.sweep_file import read_sweep
 from bench.report.store import Row, Run
 from benchmarks.published import summary
@@ -35,7 +35,7 @@ def planned(name: str) -> SweepRuns:
     """Return a sweep as if every run of its first seed had ended well."""
     sweep = read_sweep(SWEEPS[name].file)
     asked = [RunConfig(**(sweep.base | options)) for options in sweep.configurations()]
-    configs = [resolve(each) for each in asked]
+    configs = [plan(each) for each in asked]
     own = [{"config_id": config.config_id, "status": "ok", "seed": 1} for config in configs]
     rows = [EMPTY | config.columns() | more for config, more in zip(configs, own, strict=True)]
     return SweepRuns(path=SWEEPS[name].file, rows=rows, runs=[Run(rows=[row]) for row in rows])

@@ -10,7 +10,7 @@ import pytest
 
 from bench.core.config.run import RunConfig
 from bench.deciding.step_times import LinkStepTimes
-from bench.launch.resolve import resolve
+from bench.launch.plan import plan
 from bench.launch.sweep_file import SweepFile
 from benchmarks.published import timing
 from benchmarks.published.claims import Claim, above
@@ -18,7 +18,7 @@ from benchmarks.published.figures import SweepRuns, faster
 from benchmarks.published.sweeps import Sweep
 
 SWEEP = Sweep(name="made_up", quick={}, timed=True)
-CONFIGS = [resolve(RunConfig(compressor=compressor, steps=5)) for compressor in ("none", "topk", "powersgd")]
+CONFIGS = [plan(RunConfig(compressor=compressor, steps=5)) for compressor in ("none", "topk", "powersgd")]
 
 
 def claim(bound: float) -> Claim:

@@ -180,7 +180,11 @@ def test_a_file_without_optional_columns_is_compared_by_what_it_has(tmp_path: Pa
     assert list(caveats(comparison)) == []
 
 
-DIVERGED = {"status": "failed", "error": "the loss is nan at step 7; training has diverged: try a lower --lr"}
+DIVERGED = {
+    "status": "failed",
+    "error": "the loss is nan at step 7",
+    "error_kind": "Diverged",
+}
 
 
 def test_seeds_that_diverged_allow_no_praise_of_the_others_accuracy(tmp_path: Path) -> None:

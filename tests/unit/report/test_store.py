@@ -85,7 +85,8 @@ def test_an_old_file_is_compared_with_a_new_one(tmp_path: Path) -> None:
     assert rows["hosts"].to_list()[:3] == [2, 2, 2]
     assert rows["target_accuracy"].to_list()[:3] == [0.9, 0.9, 0.9]
     assert rows["strategy"].to_list() == ["ddp"] * 6  # in a file without the column there was no other strategy
-    assert rows["warmup_steps"].isna().to_list() == [True] * 3 + [False] * 3
+    assert rows["warmup_steps"].to_list() == [3] * 6  # nor another value than the default
+    assert rows["cpu_share"].isna().to_list() == [True] * 3 + [False] * 3
     answer = invoke("compare", str(tmp_path / "old.csv"), str(tmp_path / "new"))
     assert answer.code == 0, answer.error
     assert "topk" in answer.out

@@ -198,7 +198,11 @@ def test_what_is_no_target_is_refused(tmp_path: Path, text: str) -> None:
 
 def diverged(seed: int, **values: Any) -> list[dict[str, Any]]:
     """Return a run whose loss was NaN after 20 steps."""
-    lost = {"status": "failed", "error": "the loss is nan at step 21; training has diverged: try a lower --lr"}
+    lost = {
+        "status": "failed",
+        "error": "the loss is nan at step 21",
+        "error_kind": "Diverged",
+    }
     rows = curve(seed, 0.1, 0.5, None, **values)  # type: ignore[arg-type]
     return [row | lost for row in rows[:2]] + [rows[2] | lost | {"train_time_s": None, "step": 21}]
 

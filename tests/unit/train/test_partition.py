@@ -14,7 +14,7 @@ from bench.core.config.syntax import Partition
 from bench.core.errors import UsageError
 from bench.datasets.base import Samples
 from bench.datasets.built_in import Digits
-from bench.launch.resolve import resolve, with_ranks
+from bench.launch.plan import plan, with_ranks
 from bench.train import partition
 from bench.train.data import Batches, RankData, evaluation_part
 from tests.testing.configs import make_config
@@ -115,33 +115,21 @@ def test_the_skew_is_the_mean_total_variation_distance() -> None:
     assert partition.label_skew(torch.arange(100), [torch.tensor([0])]) == pytest.approx(0.99)
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"partition": "classes:per_rank=11"}, "not possible with 10 classes"),
-        ({"partition": "classes:per_rank=2", "world_size": 4}, "raise per_rank to 3, or --world-size to 5"),
-    ],
-)
-def test_impossible_numbers_of_classes_are_refused(changes: dict[str, object], sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        resolve(RunConfig(**changes))  # type: ignore[arg-type]
-
-
 def test_data_without_classes_can_only_be_divided_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Digits, "has_classes", False)
-    resolve(RunConfig(partition="iid"))
+    plan(RunConfig(partition="iid"))
     with pytest.raises(UsageError, match="digits has no classes; use --partition iid"):
-        resolve(RunConfig(partition="dirichlet:alpha=1"))
+        plan(RunConfig(partition="dirichlet:alpha=1"))
 
 
 def test_only_a_random_partition_can_change_its_number_of_ranks() -> None:
-    assert with_ranks(resolve(RunConfig()), 3).world_size == 3
+    assert with_ranks(plan(RunConfig()), 3).world_size == 3
     with pytest.raises(UsageError, match="ties samples to ranks"):
-        with_ranks(resolve(RunConfig(partition="dirichlet:alpha=1")), 3)
+        with_ranks(plan(RunConfig(partition="dirichlet:alpha=1")), 3)
 
 
 def test_a_partition_by_classes_says_that_samples_may_be_unused() -> None:
-    config = resolve(RunConfig(partition="classes:per_rank=2", world_size=5))
+    config = plan(RunConfig(partition="classes:per_rank=2", world_size=5))
     assert any("unused_samples" in note for note in config.notes)
 
 

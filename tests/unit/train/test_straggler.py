@@ -9,7 +9,7 @@ from torch import nn
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Straggler
 from bench.core.errors import UsageError
-from bench.launch.resolve import resolve
+from bench.launch.plan import plan
 from bench.train import worker
 
 
@@ -38,15 +38,15 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(text: str) -> None:
 
 
 def test_the_plan_keeps_it_as_part_of_the_experiment() -> None:
-    config = resolve(RunConfig(straggler="rank=1, slowdown=3.0"))
+    config = plan(RunConfig(straggler="rank=1, slowdown=3.0"))
     assert config.straggler == "rank=1,slowdown=3"
     assert config.columns()["straggler"] == "rank=1,slowdown=3"
-    assert config.digest != resolve(RunConfig()).digest
+    assert config.digest != plan(RunConfig()).digest
 
 
 def test_a_rank_that_is_not_there_is_refused() -> None:
     with pytest.raises(UsageError, match="names none of the 2 ranks"):
-        resolve(RunConfig(straggler="rank=2,slowdown=3"))
+        plan(RunConfig(straggler="rank=2,slowdown=3"))
 
 
 def test_a_step_takes_as_many_times_as_long_before_its_last_gradient_is_handed_on(

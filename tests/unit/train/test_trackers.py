@@ -9,7 +9,7 @@ import pytest
 
 from bench.core.errors import UsageError
 from bench.core.run_folder import RunFolder
-from bench.launch.resolve import check
+from bench.launch.plan import check
 from bench.train.progress import open_tracker
 from tests.testing.configs import make_config
 
@@ -111,5 +111,5 @@ def test_a_run_that_begins_again_before_its_first_checkpoint_is_one_run_in_mlflo
 
 def test_a_tracker_that_is_not_installed_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(UsageError, match=r"try: pip install 'gradwire\[mlflow\]'"):
+    with pytest.raises(UsageError, match=r"\(pip install 'gradwire\[mlflow\]'\)"):
         check(make_config(track="mlflow"))

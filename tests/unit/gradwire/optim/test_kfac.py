@@ -16,6 +16,7 @@ from bench.core.errors import UsageError
 from bench.optimizers.gradwire_optimizers import UseKfac
 from collectives.base import Collective
 from collectives.options import incompatibility
+from collectives.refusals import refuse
 from collectives.transport.base import SingleRank, Transport
 from compressors.floats import NoCompression
 from compressors.layer import layers_of
@@ -358,11 +359,11 @@ def test_bad_options_are_refused(text: str, message: str) -> None:
         ("kfac:transfer=cholesky,collective=server", "native", None),
         ("kfac:transfer=cholesky", "native", "kfac: transfer=cholesky is not possible: native adds tensors element by"),
         ("kfac:collective=ring:requantise=true", "native", "factors are no codes; use collective=ring"),
-        ("kfac:transfer=cholesky", "native", "allgather takes every kind; add collective=ring to it"),
-        ("kfac:transfer=cholesky", "server:downlink=recode", "add collective=ring to it"),
+        ("kfac:transfer=cholesky", "native", "allgather takes every kind; use collective=ring"),
+        ("kfac:transfer=cholesky", "server:downlink=recode", "use collective=ring"),
         ("kfac:inner=max_adabelief", "native", None),
         ("kfac:inner=max_adabelief:reduce=s_max", "allgather", "max_adabelief with reduce=s_max takes a maximum"),
-        ("kfac:transfer=cholesky", "server:downlink=union,error_feedback=true", "add collective=ring to it"),
+        ("kfac:transfer=cholesky", "server:downlink=union,error_feedback=true", "use collective=ring"),
         ("kfac", "server:downlink=recode", None),
         ("kfac:transfer=cholesky", "ring:requantise=true", "ring:requantise=true encodes sums of Codes again"),
     ],
@@ -370,5 +371,5 @@ def test_bad_options_are_refused(text: str, message: str) -> None:
 def test_collectives_that_cannot_carry_the_factors_are_refused(
     text: str, collective: str, sentence: str | None
 ) -> None:
-    reason = incompatibility(build(text).check_compatible, NoCompression(), spec.build("collectives", collective))
+    reason = incompatibility(refuse, build(text).refusals, NoCompression(), spec.build("collectives", collective))
     assert (reason is None) if sentence is None else (sentence in (reason or ""))

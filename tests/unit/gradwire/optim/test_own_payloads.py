@@ -11,7 +11,7 @@ import torch
 from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
-from bench.launch.resolve import check, resolve
+from bench.launch.plan import check, plan
 from bench.optimizers.base import Optimizer
 from gradwire.optim.base import BoundOptimizer
 from gradwire.optim.flat import FlatOptimizer
@@ -103,7 +103,7 @@ def test_parameters_in_16_bits_have_a_state_in_fp32(text: str) -> None:
         ({"optimizer": "demo", "compressor": "topk"}, "demo encodes what it sends itself, so topk would have nothing"),
         ({"optimizer": "onebit_adam", "compressor": "sign"}, "use compressor none"),
         ({"optimizer": "zero_one_adam", "compressor": "torch_fp16"}, "exchanges something in their place"),
-        ({"optimizer": "demo", "collective": "ring"}, "for which it needs all messages; use collective allgather"),
+        ({"optimizer": "demo", "collective": "ring"}, "use collective allgather"),
         ({"optimizer": "demo", "bucket_mb": 1.0}, "--bucket-mb has no meaning with demo, which sends no gradients"),
         ({"optimizer": "demo", "strategy": "local"}, "demo sends data of its own between all ranks, and"),
         ({"optimizer": "demo:k=0"}, "demo: k=0 is not possible"),
@@ -119,15 +119,15 @@ def test_what_does_not_combine_is_refused_in_a_sentence(choice: dict[str, object
 
 
 def test_the_collective_that_an_optimizer_needs_is_the_default() -> None:
-    assert resolve(RunConfig(optimizer="demo")).collective == "allgather"
-    assert resolve(RunConfig(optimizer="onebit_adam")).collective == "ring"
+    assert plan(RunConfig(optimizer="demo")).collective == "allgather"
+    assert plan(RunConfig(optimizer="onebit_adam")).collective == "ring"
 
 
 @pytest.mark.parametrize("text", ["demo", "onebit_adam", "zero_one_adam"])
 def test_clipping_is_accepted(text: str) -> None:
-    assert resolve(RunConfig(optimizer=text, clip_norm=1.0)).clip_norm == 1.0
+    assert plan(RunConfig(optimizer=text, clip_norm=1.0)).clip_norm == 1.0
 
 
 def test_the_user_learns_how_long_gradients_travel_whole() -> None:
-    (note,) = resolve(RunConfig(optimizer="onebit_adam:warmup_steps=7")).notes
+    (note,) = plan(RunConfig(optimizer="onebit_adam:warmup_steps=7")).notes
     assert "its first 7 steps" in note

@@ -106,7 +106,12 @@ def test_a_profile_counts_the_seeds_that_missed(tmp_path: Path) -> None:
 
 
 def test_a_profile_counts_a_seed_that_diverged_as_a_miss(tmp_path: Path) -> None:
-    lost = {"status": "failed", "error": "the loss is nan at step 7; training has diverged", "time_to_target_s": None}
+    lost = {
+        "status": "failed",
+        "error": "the loss is nan at step 7",
+        "error_kind": "Diverged",
+        "time_to_target_s": None,
+    }
     rows = [
         row | (lost if row["compressor"].startswith("topk") and row["uplink_bps"] == 1e7 else {})
         for row in everything()[0]
@@ -124,7 +129,7 @@ def test_a_workload_that_one_method_lacks_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_seed_that_diverged_counts_as_missed_until_the_last_step_of_all(tmp_path: Path) -> None:
-    lost = fake_run([0.5], seed=2, status="failed", error="the loss is nan at step 11; training has diverged")
+    lost = fake_run([0.5], seed=2, status="failed", error="the loss is nan at step 11", error_kind="Diverged")
     shown = results(tmp_path, [*fake_run([0.5, 0.95, 0.96], seed=1), *lost])
     (configuration,) = shown.configurations
     assert accuracy.steps_to_target(configuration, 30.0) == [(20.0, True), (30.0, False)]

@@ -11,7 +11,7 @@ import torch
 from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
-from bench.launch.resolve import resolve
+from bench.launch.plan import plan
 from bench.models.base import seeded_network
 from gradwire.exchange.packed_state import bits_hash
 
@@ -114,7 +114,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lazy_modules_get_their_shapes_from_the_data() -> None:
-    config = resolve(RunConfig(model="own.py:lazy", dataset="own.py:load", world_size=1))
+    config = plan(RunConfig(model="own.py:lazy", dataset="own.py:load", world_size=1))
     network = seeded_network(config.filled["model"], spec.build("datasets", config.filled["dataset"]), 1)
     shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items() if tensor.dim()}
     assert (shapes["0.weight"], shapes["1.running_mean"], shapes["4.weight"]) == ((6, 8), (6,), (3, 6))
@@ -152,4 +152,4 @@ def test_weights_belong_to_the_seed_and_later_draws_to_the_rank_too(
 )
 def test_a_network_that_cannot_be_trained_is_refused(function: str, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        resolve(RunConfig(model=f"own.py:{function}", dataset="own.py:load", world_size=1))
+        plan(RunConfig(model=f"own.py:{function}", dataset="own.py:load", world_size=1))
