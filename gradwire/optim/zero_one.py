@@ -152,7 +152,7 @@ class ZeroOneAdam(OneBitOptimizer):
             return
         if "anchor" not in self.memory:
             self.memory |= {"anchor": flat_of(self.parameters), "drift": self.zeros()}
-            self._bits.forget()
+            self.forget_residuals()
         self._descend_apart(gradient, lr)
 
     @override
