@@ -5,18 +5,12 @@ exchanged, and ranks would differ without a word.
 """
 
 import itertools
-import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-
-from compressors.layer import Layer
-from gradwire.exchange.communicator import CompressedCommunicator
-
-OPEN: "weakref.WeakSet[CompressedCommunicator]" = weakref.WeakSet()
-"""The hooks of models of the user's own; closed ones may be among them."""
+from torch.utils.hooks import RemovableHandle
 
 Kind = tuple[torch.dtype, torch.device, torch.Size]
 
@@ -43,6 +37,24 @@ class Attached:
         self._parameters: list[nn.Parameter] = []
         self._held: list[object] = []  # alive, so that nothing else can have its identity
         self._was: object = None
+        self._handles: list[RemovableHandle] = []
+
+    def watch(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        before_update: Callable[..., Any],
+        after_update: Callable[..., Any] | None = None,
+    ) -> None:
+        """Compare these optimizers as well, and call functions before and after every `step` of theirs."""
+        self.optimizers += optimizers
+        self._handles += [each.register_step_pre_hook(before_update) for each in optimizers]
+        if after_update is not None:
+            self._handles += [each.register_step_post_hook(after_update) for each in optimizers]
+
+    def close(self) -> None:
+        """Call no functions any more."""
+        for handle in self._handles:
+            handle.remove()
 
     def change(self) -> str | None:
         """Return a sentence that says what has changed and what to do; None if the hook can go on."""
@@ -63,18 +75,6 @@ class Attached:
     def _members(self) -> Iterator[object]:
         groups = [group["params"] for optimizer in self.optimizers for group in optimizer.param_groups]
         return itertools.chain(*map(dict.values, self._tables), *groups)
-
-
-def close_earlier_hooks(layers: Iterable[Layer]) -> None:
-    """Close the hooks that exchange any of these parameters; an exception may have ended their training.
-
-    Every rank must call this function. Otherwise two hooks would exchange the gradients of one backward.
-    """
-    ids = {id(layer.weight) for layer in layers}
-    for hook in list(OPEN):
-        if not ids.isdisjoint(id(layer.weight) for layer in hook.layers):
-            OPEN.discard(hook)
-            hook.close()
 
 
 def kind_of(tensor: torch.Tensor) -> Kind:
@@ -136,6 +136,31 @@ def check_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
                 f"the step of {type(each).__name__} does not call the hooks of torch.optim.Optimizer; give the "
                 "optimizer inside it"
             )
+
+
+def closure_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Any] | None:
+    """Return the closure among the arguments of an optimizer's `step`, the first of which is the optimizer."""
+    closure: Callable[[], Any] | None = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    return closure
+
+
+def after_closure(check: Callable[[torch.optim.Optimizer], object]) -> Callable[..., tuple[Any, Any] | None]:
+    """Return a hook for an optimizer's `step` that calls `check` when there are gradients: a closure makes them."""
+
+    def before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        closure = closure_of(args, kwargs)
+        if closure is None:
+            check(optimizer)
+            return None
+
+        def checked() -> Any:
+            loss = closure()
+            check(optimizer)
+            return loss
+
+        return (optimizer, checked), {}
+
+    return before_update
 
 
 def _text(kind: Kind) -> str:

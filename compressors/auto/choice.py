@@ -249,8 +249,7 @@ class ChosenPairs(Reducer):
 
     @override
     def start(self, bucket: Bucket, start_sum: StartSum, transport: Transport) -> PendingReduction:
-        if bucket.screen is not None:
-            bucket.screen()
+        bucket.screen()
         if self.look is not None:
             self.look(bucket)
         for index, layer in enumerate(bucket.layers):

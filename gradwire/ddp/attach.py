@@ -22,11 +22,11 @@ from torch.nn.parallel import DistributedDataParallel
 from collectives.base import Collective
 from compressors.base import Compressor, TorchHook
 from compressors.layer import Layer, sparse_gradients
-from gradwire.attached import OPEN, check_optimizers, close_earlier_hooks
+from gradwire.attached import check_optimizers
 from gradwire.components import build_components, check_momentum, check_types
 from gradwire.ddp.gradients import change_since_wrapping, reduced_kinds, reduced_layers
 from gradwire.ddp.hook import CompressionHook, HookSettings, OwnHook
-from gradwire.exchange.communicator import Trigger
+from gradwire.exchange.communicator import OPEN, Trigger, close_earlier_hooks
 from gradwire.exchange.reducers import reducer_for
 from gradwire.step_guard import Nonfinite
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import datetime
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, cast
 
@@ -18,9 +19,12 @@ from collectives.transport.sockets import open_transport
 from compressors.base import Compressor, PerLayer
 from compressors.layer import Layer, Memory, Step
 from compressors.parts.buckets import bundled, split
+from gradwire.attached import parameters_of
 from gradwire.exchange.encode_group import group_layers
+from gradwire.exchange.packed_state import bits_hash
 from gradwire.exchange.reducer import Reducer
 from gradwire.exchange.report import Bucket, EncodedLayer, StepReport
+from gradwire.step_guard import Nonfinite, StepGuard
 
 Trigger = Literal["async", "sync"]
 CombineOp = Literal["mean", "sum", "max"]
@@ -36,9 +40,11 @@ class CompressedCommunicator:
         reducer: the compressor with this rank's state.
         collective: sums payloads.
         transport: connects the ranks, preferably over a separate process group (`own_transport`); `close` closes it.
+        nonfinite: the policy of `guard`.
 
     Attributes:
         layers, reducer, transport: the arguments.
+        guard: counts the steps of a communicator that nobody tells them, and checks gradients and the model.
         collective: the collective, bound to the transport.
         traffic: the messages and bytes that this rank has sent so far, per purpose.
         residual_norms: a function without arguments that returns, by layer id, the L2 norm of each layer's residual
@@ -46,8 +52,16 @@ class CompressedCommunicator:
         last_encoded: the payloads of this rank's last step by the ids of the layers inside; see `Reducer`.
     """
 
-    def __init__(self, layers: Sequence[Layer], reducer: Reducer, collective: Collective, transport: Transport) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        reducer: Reducer,
+        collective: Collective,
+        transport: Transport,
+        nonfinite: Nonfinite = "skip",
+    ) -> None:
         self.layers = list(layers)
+        self.guard = StepGuard(nonfinite)
         self.reducer = reducer
         self.transport = transport
         self.traffic, self.residual_norms = transport.traffic, reducer.residual_norms
@@ -57,6 +71,13 @@ class CompressedCommunicator:
         self._others: list[BoundCollective] = []
         step = Step(index=0, epoch=0, rank=transport.rank, world_size=transport.world_size, seed=0, warmup=False)
         CompressedCommunicator.start_step(self, step)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of finished epochs, which controls the density during the warm-up epochs.
+
+        Without this call, a compressor skips its warm-up epochs, if it has any, and a hook warns about that.
+        """
+        self.guard.set_epoch(epoch)
 
     def step_of(self, index: int, epoch: int | None, seed: int) -> Step:
         """Return this rank's training step; the compressor's warm-up epochs are skipped if the epoch is not known."""
@@ -158,6 +179,28 @@ class CompressedCommunicator:
         finish = self.transport.start_all_reduce_scalars([float(flag)], "max")
         return lambda: any(finish())
 
+    def difference_of_weights(self, optimizers: Iterable[torch.optim.Optimizer]) -> str:
+        """Compare the bits of the weights, and of what else these optimizers update, over ranks.
+
+        Every rank must call this method. It returns a sentence for the user if some differ, else an empty string.
+        """
+        of_layers = {layer.name: [cast(torch.Tensor, layer.weight)] for layer in self.layers}
+        known = {id(layer.weight) for layer in self.layers}
+        updated = {id(each): each for optimizer in optimizers for each in parameters_of(optimizer)}
+        others = [each for key, each in updated.items() if key not in known]
+        tensors = {**of_layers, "a parameter of an optimizer that is not in the model": others}
+        hashes = [int(bits_hash(each)[:12], 16) for each in tensors.values()]  # fp64 holds 48 bits exactly
+        most = self.transport.all_reduce_scalars([*hashes, *(-each for each in hashes)], "max")
+        highest, lowest = most[: len(hashes)], most[len(hashes) :]
+        names = [name for name, high, low in zip(tensors, highest, lowest, strict=True) if high != -low]
+        more = f" and {len(names) - 1} more layers differ" if len(names) > 1 else " differs"
+        if not names:
+            return ""
+        return (
+            f"after the first update {names[0]}{more} between ranks, which then train different models; "
+            "begin with equal weights, and update them in the same way on every rank"
+        )
+
     def finish_step(self) -> StepReport:
         """Accept the state (residuals, for example) that this step proposed, and return the report of the step."""
         self.commit()
@@ -191,19 +234,22 @@ class CompressedCommunicator:
     def state_dict(self) -> dict[str, Any]:
         """Return all state that training needs to resume bit for bit; it differs between ranks, so save each rank's."""
         return {
+            "step": self.guard.index,
             "reducer": self.reducer.state_dict(),
             "collective": self.collective.state_dict(),
             "sums": self._sum_encoder.memory.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the whole state with one that `state_dict` returned."""
+        """Replace the whole state with one that `state_dict` returned; load the model's weights first."""
+        self.guard.index = state["step"]
         self.reducer.load_state_dict(state["reducer"])
         self.collective.load_state_dict(state["collective"])
         self._sum_encoder.memory.load_state_dict(state["sums"])
 
     def close(self) -> None:
         """Close the collectives and the transport; every rank must call this method."""
+        self.guard.closed = True
         for collective in (self.collective, *self._others):
             collective.close()
         self.transport.close()
@@ -212,6 +258,22 @@ class CompressedCommunicator:
     def exposed_s(self) -> float:
         """Return the seconds in which training waited for exchanges since the last `start_step`."""
         return self._report.exposed_s or 0.0
+
+
+OPEN: "weakref.WeakSet[CompressedCommunicator]" = weakref.WeakSet()
+"""The hooks of models of the user's own; closed ones may be among them."""
+
+
+def close_earlier_hooks(layers: Iterable[Layer]) -> None:
+    """Close the hooks that exchange any of these parameters; an exception may have ended their training.
+
+    Every rank must call this function. Otherwise two hooks would exchange the gradients of one backward.
+    """
+    ids = {id(layer.weight) for layer in layers}
+    for hook in list(OPEN):
+        if not ids.isdisjoint(id(layer.weight) for layer in hook.layers):
+            OPEN.discard(hook)
+            hook.close()
 
 
 def _sent_whole(layers: Sequence[Layer], tensors: Sequence[torch.Tensor]) -> list[EncodedLayer]:

@@ -257,7 +257,7 @@ class PerLayerReducer(Reducer):
 
         Where ranks agree on something before they encode, it is called in any case, because they agree only once.
         """
-        if bucket.screen is None:
+        if bucket.screen_ is None:
             return self._encode(bucket, transport)
         if not self.compressor.traits.needs_all_ranks:
             with contextlib.suppress(NonFinite):

@@ -34,8 +34,7 @@ class MultiRoundReducer(Reducer):
     @override
     def start(self, bucket: Bucket, start_sum: StartSum, transport: Transport) -> PendingReduction:
         """Exchange the whole bucket before returning, because later messages depend on the means of earlier ones."""
-        if bucket.screen is not None:
-            bucket.screen()
+        bucket.screen()
         groups = self._groups(bucket, apart=True)
         if not groups:
             return DONE

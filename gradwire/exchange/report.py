@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from compressors.layer import Layer, Step
+from compressors.parts.buckets import is_finite
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -22,8 +23,9 @@ class Bucket:
         updates: one flat floating tensor per layer for the updates; by default the gradients themselves. A gradient
             that is not its own update tensor is only read.
         step: the training step.
-        screen: handles NaN and infinity in `gradients`, so that they do not enter residuals; `gradients` may then hold
-            other tensors. A reducer calls it before it encodes, or when it finds such a value. None: encode them.
+        screen_: replaces NaN and infinity in tensors, so that they do not enter residuals; see `screen`. None: encode
+            them.
+        buffer: the memory of all updates, if they are screened.
         encoded: filled by the reducer, one entry per layer.
         encode_s: filled by the reducer, seconds of encoding and decoding.
     """
@@ -32,15 +34,29 @@ class Bucket:
     gradients: list[torch.Tensor]
     step: Step
     updates: list[torch.Tensor] = dataclasses.field(default_factory=list)
-    screen: Callable[[], object] | None = None
+    screen_: Callable[[Sequence[torch.Tensor]], object] | None = None
+    buffer: torch.Tensor | None = None
     encoded: list[EncodedLayer] = dataclasses.field(default_factory=list)
     encode_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.updates = self.updates or self.gradients
 
+    def screen(self) -> None:
+        """Replace NaN and infinity in the gradients, which are then copied to the updates if they may not be changed.
+
+        A reducer calls this before it encodes, or when it finds such a value.
+        """
+        if self.screen_ is None or (self.gradients is not self.updates and all(map(is_finite, self.gradients))):
+            return
+        for update, gradient in zip(self.updates, self.gradients, strict=True):
+            if update is not gradient:
+                update.copy_(gradient)
+        self.gradients = self.updates
+        self.screen_(self.updates if self.buffer is None else [self.buffer])
+
     def part(self, indices: Sequence[int]) -> Bucket:
-        """Return a bucket of the layers at these indices; it has no `screen`, because the whole bucket is screened."""
+        """Return a bucket of the layers at these indices, which is not screened, because the whole bucket is."""
         return Bucket(
             layers=[self.layers[index] for index in indices],
             gradients=[self.gradients[index] for index in indices],

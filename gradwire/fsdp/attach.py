@@ -33,7 +33,7 @@ from gradwire.exchange.reducer import Reducer
 from gradwire.exchange.reducers import reducer_for
 from gradwire.exchange.report import Bucket, StepReport
 from gradwire.fsdp.units import Unit, units_of
-from gradwire.step_guard import Nonfinite, StepGuard
+from gradwire.step_guard import Nonfinite
 
 
 def attach_fsdp(
@@ -165,20 +165,13 @@ class FsdpHook(CompressedCommunicator):
         device = torch.device(settings.mesh.device_type)
         if device.type != "cpu":
             device = torch.device(device.type, torch.accelerator.current_device_index())
-        super().__init__(layers, reducer, collective, own_transport(device, settings.timeout_s, settings.group))
+        transport = own_transport(device, settings.timeout_s, settings.group)
+        super().__init__(layers, reducer, collective, transport, settings.nonfinite)
         self._model, self._units = model, units
         self._settings = settings
-        self._guard = StepGuard(settings.nonfinite)
-        self._guard.attach(model, self._why_not_exchanged, reducer.compressor, self.transport.rank)
+        self.guard.attach(model, self._why_not_exchanged, reducer.compressor, self.transport.rank)
         self._exchanged: set[str] = set()  # names of units, since the last `finish_step`
         _ATTACHED.update(unit.module for unit in units)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the number of finished epochs, which controls the density during the warm-up epochs.
-
-        Without this call, a compressor skips its warm-up epochs, if it has any, and warns about that.
-        """
-        self._guard.set_epoch(epoch)
 
     def step_ok(self) -> bool:
         """Return True if `optimizer.step()` is to be called, or False if a gradient of any rank was not finite.
@@ -197,13 +190,13 @@ class FsdpHook(CompressedCommunicator):
         """Return the report of the exchange in the last `backward`; raises the same errors as `step_ok`."""
         if missing := [unit.name for unit in self._units if unit.layers and unit.name not in self._exchanged]:
             raise RuntimeError(self._why_missing(missing))
-        self._guard.check()
+        self.guard.check()
         self._exchanged.clear()
-        self._guard.index += 1
+        self.guard.index += 1
         if self._settings.nonfinite != "zero" and self._is_nonfinite_anywhere():
             self._report.skipped = True
             self.drop()
-            self._guard.skip(f"a gradient was not finite at step {self._step.index}")
+            self.guard.skip(f"a gradient was not finite at step {self._step.index}")
             return self._report
         return super().finish_step()
 
@@ -213,7 +206,7 @@ class FsdpHook(CompressedCommunicator):
 
         Gradients of micro-steps that were not exchanged yet are not part of it.
         """
-        return {"step": self._guard.index, "hook": type(self).__name__, "shard": self._shard, **super().state_dict()}
+        return {"hook": type(self).__name__, "shard": self._shard, **super().state_dict()}
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -230,7 +223,6 @@ class FsdpHook(CompressedCommunicator):
                 f"this state belongs to shard {of} of {n}, and this rank holds shard {own} of {now}; "
                 "load the file of the same rank, with the same number of shards"
             )
-        self._guard.index = state["step"]
         super().load_state_dict(state)
 
     @override
@@ -240,8 +232,7 @@ class FsdpHook(CompressedCommunicator):
         Afterwards `backward` through this model raises an error, until a hook is attached again. Later calls do
         nothing.
         """
-        if not self._guard.closed:
-            self._guard.closed = True
+        if not self.guard.closed:
             _ATTACHED.difference_update(unit.module for unit in self._units)
             super().close()
 
@@ -253,12 +244,12 @@ class FsdpHook(CompressedCommunicator):
     def _begin_unit(self, unit: Unit) -> None:
         # the first unit of a step begins it
         if not self._exchanged:
-            self.start_step(self.step_of(self._guard.index, self._guard.epoch, self._settings.seed))
+            self.start_step(self.step_of(self.guard.index, self.guard.epoch, self._settings.seed))
         self._exchanged.add(unit.name)
 
     def _check_call(self, unit: Unit, numel: int) -> None:
         """Raise RuntimeError if FSDP2's buffer, with `numel` elements per shard, is not expected now."""
-        if self._guard.closed:
+        if self.guard.closed:
             raise RuntimeError("the hook of this model is closed; attach one again")
         if numel != unit.numel:
             raise RuntimeError(
@@ -272,13 +263,8 @@ class FsdpHook(CompressedCommunicator):
                 f"{self._skips_sending} before the backward of all micro-steps but the last"
             )
 
-    def _screen(self, gradients: torch.Tensor) -> bool:
-        # NaN and infinity must not reach residuals; `bucket.gradients` stay views of these gradients
-        self._guard.screen_([gradients])
-        return False
-
     def _is_nonfinite_anywhere(self) -> bool:
-        return self._guard.start_vote(self.start_on_any_rank)()
+        return self.guard.start_vote(self.start_on_any_rank)()
 
     def _why_not_exchanged(self) -> str | None:
         """Return a sentence about a parameter whose gradient replicas do not exchange; None without one."""
@@ -295,7 +281,7 @@ class FsdpHook(CompressedCommunicator):
         )
 
     def _why_missing(self, missing: Sequence[str]) -> str:
-        if self._guard.closed:
+        if self.guard.closed:
             return "the hook of this model is closed; attach one again"
         if self._exchanged:
             return (
@@ -367,7 +353,7 @@ class ShardHook(FsdpHook):
         parts = list(shard.div_(self._settings.mesh.size()).split([layer.numel for layer in unit.layers]))
         with self.exchanging() as report:
             bucket = Bucket(
-                layers=unit.layers, gradients=parts, step=self._step, screen=functools.partial(self._screen, shard)
+                layers=unit.layers, gradients=parts, step=self._step, screen_=self.guard.screen_, buffer=shard
             )
             self.reducer.reduce(bucket, self.collective.sum, self.transport)
             report.encoded, report.encode_s = bucket.encoded, bucket.encode_s

@@ -123,7 +123,7 @@ class ReduceScatterHook(FsdpHook):
         """
         self._check_call(unit, shard.numel())
         self._begin_unit(unit)
-        self._screen(gradients)
+        self.guard.screen_([gradients])
         own, sizes = self.transport.rank, [layer.numel for layer in unit.layers]
         with self.exchanging() as report:
             messages = []

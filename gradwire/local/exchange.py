@@ -32,7 +32,7 @@ from gradwire.exchange.report import Bucket, StepReport
 from gradwire.local.fragments import Fragment, FragmentExchange, OuterOptimizer, dealt
 from gradwire.local.members import Members
 from gradwire.local.options import LocalOptions
-from gradwire.step_guard import Nonfinite, StepGuard
+from gradwire.step_guard import Nonfinite
 
 
 class LocalSteps(CompressedCommunicator):
@@ -62,7 +62,7 @@ class LocalSteps(CompressedCommunicator):
         nonfinite: Nonfinite = "skip",
         outer_optimizer: OuterOptimizer | None = None,
     ) -> None:
-        super().__init__(layers_of(model), reducer_for(compressor), members.collective, members.transport)
+        super().__init__(layers_of(model), reducer_for(compressor), members.collective, members.transport, nonfinite)
         self.options, self._members = options, members
         outer_optimizer = outer_optimizer or functools.partial(
             torch.optim.SGD, lr=options.outer_lr, momentum=options.outer_momentum, nesterov=options.nesterov
@@ -71,7 +71,6 @@ class LocalSteps(CompressedCommunicator):
         self._model = model
         self._plain = self.bind(Ring())  # for buffers
         self._numel_of = {layer.id: layer.numel for layer in self.layers}
-        self._guard = StepGuard(nonfinite)
         self._steps = self._number = 0  # steps made, exchanges begun
         self._weight = 1.0  # of this rank's difference in the mean over ranks; 1 on average
         self._under_way: FragmentExchange | None = None
@@ -120,7 +119,7 @@ class LocalSteps(CompressedCommunicator):
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
             self._sum_encoder.step = self._step
             self.combine_([weight.grad for weight in weights if weight.grad is not None], layers=layers)
-        return not self._guard.screen_([weight.grad for weight in weights if weight.grad is not None])
+        return not self.guard.screen_([weight.grad for weight in weights if weight.grad is not None])
 
     @torch.no_grad()
     def after_update(self) -> None:
@@ -278,8 +277,8 @@ class LocalSteps(CompressedCommunicator):
         mean = fragment.difference()
         if self._weight != 1:
             mean *= self._weight
-        if self._guard.screen_([mean]):
-            self._guard.skip(f"a parameter is not finite after step {self._steps}")
+        if self.guard.screen_([mean]):
+            self.guard.skip(f"a parameter is not finite after step {self._steps}")
         is_last = fragment is self._fragments[-1]
         buffers = self._buffers_to_send() if is_last else []
         exchange = self._under_way = FragmentExchange(number=self._number, mean=mean, buffers=buffers)

@@ -17,7 +17,6 @@ from compressors.layer import layers_of
 from gradwire.components import build_components
 from gradwire.exchange.communicator import CompressedCommunicator, copy_from_first_rank_, own_transport
 from gradwire.exchange.reducers import reducer_for
-from gradwire.step_guard import StepGuard
 
 # A model, or its parameters, with or without names.
 Trained = nn.Module | Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]]
@@ -38,7 +37,6 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
     communicator: CompressedCommunicator | None = None
     keeps_gradients: bool = False
     _opened: CompressedCommunicator | None = None
-    _guard: StepGuard
 
     @abc.abstractmethod
     def update(self) -> None:
@@ -79,14 +77,13 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
         """Return the state, which may differ between ranks: save that of every rank."""
         if self._opened is None:
             return super().state_dict()
-        return super().state_dict() | {"communicator": self._opened.state_dict(), "num_steps": self._guard.index}
+        return super().state_dict() | {"communicator": self._opened.state_dict()}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         if self._opened is not None:
             self._opened.load_state_dict(state_dict["communicator"])
-            self._guard.index = state_dict["num_steps"]
 
     def open_communicator(
         self,
@@ -134,18 +131,18 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
             copy_from_first_rank_([*network.parameters(), *network.buffers()], group)
         transport = own_transport(device, timeout_s, group) if has_group else SingleRank(device)
         self._opened = CompressedCommunicator(layers, reducer_for(compressor), collective, transport)
-        self._guard = StepGuard("skip")
         return self._opened
 
     def _start_step(self, communicator: CompressedCommunicator) -> bool:
         """Begin a step, and return True if all ranks can make it."""
-        communicator.start_step(communicator.step_of(self._guard.index, None, seed=0))
-        self._guard.index += 1
+        guard = communicator.guard
+        communicator.start_step(communicator.step_of(guard.index, None, seed=0))
+        guard.index += 1
         if not self.keeps_gradients:
             return True
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        self._guard.screen_([parameter.grad for parameter in parameters if parameter.grad is not None])
-        return not self._guard.start_vote(communicator.start_on_any_rank)()
+        guard.screen_([parameter.grad for parameter in parameters if parameter.grad is not None])
+        return not guard.start_vote(communicator.start_on_any_rank)()
 
 
 def network_of(trained: Trained) -> nn.Module:

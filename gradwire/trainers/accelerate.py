@@ -98,7 +98,7 @@ class GradwireHandler:
         Raises:
             ValueError: the hook of another model is open, or `attach` refuses this one.
         """
-        if self._hook is not None and not self._hook.is_closed:
+        if self._hook is not None and not self._hook.guard.closed:
             raise ValueError(
                 "GradwireHandler serves one model at a time; close() it before you prepare another one, or wrap the "
                 "other one in DistributedDataParallel yourself and call attach"
