@@ -12,40 +12,12 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder
+from collectives.base import BoundCollective, Collective, PendingSum
 from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.bundle import UnreducedSum
 from collectives.schedule.execution import PackedPieces
 from collectives.schedule.rounds import Layout, Piece, Round
-from collectives.transport.base import ReduceOp, Transport
-
-
-@dataclasses.dataclass(kw_only=True)
-class Allgather(Collective):
-    """Send every rank's payload to all other ranks; the sum is the list of all payloads."""
-
-    carries_wires: ClassVar[bool] = False
-    leaves_terms: ClassVar[bool] = True
-    finds_maxima = False
-
-    @override
-    def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundCollective:
-        return BoundAllgather(self, transport)
-
-    @override
-    def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
-        round_ = Round()
-        for distance in range(1, world_size):  # each rank begins with a different peer, to spread the load
-            to, source = (rank + distance) % world_size, (rank - distance) % world_size
-            round_.send(to, Piece(0, layout.numel, frozenset([rank])))
-            round_.receive(source, Piece(0, layout.numel, frozenset([source])), effect="collect")
-        return [round_]
-
-    @override
-    def expected_bytes(
-        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
-    ) -> float | None:
-        return (world_size - 1) * nbytes
+from collectives.transport.base import ReduceOp
 
 
 class BoundAllgather(BoundCollective):
@@ -75,3 +47,28 @@ class BoundAllgather(BoundCollective):
         pieces = PackedPieces(self.transport, payload, layout)
         pieces.run(self.rounds_of(layout))
         return pieces.terms((0, layout.numel, 0))
+
+
+@dataclasses.dataclass(kw_only=True)
+class Allgather(Collective):
+    """Send every rank's payload to all other ranks; the sum is the list of all payloads."""
+
+    carries_wires: ClassVar[bool] = False
+    leaves_terms: ClassVar[bool] = True
+    bound = BoundAllgather
+    finds_maxima = False
+
+    @override
+    def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
+        round_ = Round()
+        for distance in range(1, world_size):  # each rank begins with a different peer, to spread the load
+            to, source = (rank + distance) % world_size, (rank - distance) % world_size
+            round_.send(to, Piece(0, layout.numel, frozenset([rank])))
+            round_.receive(source, Piece(0, layout.numel, frozenset([source])), effect="collect")
+        return [round_]
+
+    @override
+    def expected_bytes(
+        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
+    ) -> float | None:
+        return (world_size - 1) * nbytes

@@ -9,47 +9,13 @@ from typing import Annotated
 import torch
 from typing_extensions import Doc, override
 
-from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder
+from collectives.base import BoundCollective, Collective, PendingSum
 from collectives.options import Count, Incompatible
 from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.codes import Codes
-from collectives.requantisation import RequantisingRing
+from collectives.recoding import RequantisingRing
 from collectives.schedule.rounds import Layout, Piece, ReceiveEffect, Round, Stretch
-from collectives.transport.base import Pending, ReduceOp, Transport
-
-
-@dataclasses.dataclass(kw_only=True)
-class Native(Collective, name="native"):
-    """Sum the dense tensor with the all-reduce of the torch.distributed backend, as DDP does by default; the baseline.
-
-    The backend determines the order of additions and the rounding: 16-bit sums are rounded at every hop.
-
-    Bytes: 2 (n-1)/n of the wire tensor per rank, by the formula of a ring, because the backend does not report its
-    bytes.
-    """
-
-    @override
-    def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundCollective:
-        return BoundNative(self, transport)
-
-    @override
-    def check_compatible(self, kind: type[Payload]) -> None:
-        if not kind.elementwise:
-            raise Incompatible(
-                f"native adds tensors element by element, which {kind.__name__} payloads do not allow; "
-                + ("ring adds them by merging, " if kind.addable else "")
-                + "allgather takes every kind"
-            )
-
-    @override
-    def rounds(self, world_size: int, rank: int, layout: Layout) -> None:
-        """Return None, because the backend does not show its messages."""
-
-    @override
-    def expected_bytes(
-        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
-    ) -> float | None:
-        return 2 * (world_size - 1) / world_size * nbytes
+from collectives.transport.base import Pending, ReduceOp
 
 
 class BoundNative(BoundCollective):
@@ -70,6 +36,38 @@ class BoundNative(BoundCollective):
             return payload.with_wire(wire)
 
         return PendingSum(wait=pending.wait, finish=finish)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Native(Collective, name="native"):
+    """Sum the dense tensor with the all-reduce of the torch.distributed backend, as DDP does by default; the baseline.
+
+    The backend determines the order of additions and the rounding: 16-bit sums are rounded at every hop.
+
+    Bytes: 2 (n-1)/n of the wire tensor per rank, by the formula of a ring, because the backend does not report its
+    bytes.
+    """
+
+    bound = BoundNative
+
+    @override
+    def check_compatible(self, kind: type[Payload]) -> None:
+        if not kind.elementwise:
+            raise Incompatible(
+                f"native adds tensors element by element, which {kind.__name__} payloads do not allow; "
+                + ("ring adds them by merging, " if kind.addable else "")
+                + "allgather takes every kind"
+            )
+
+    @override
+    def rounds(self, world_size: int, rank: int, layout: Layout) -> None:
+        """Return None, because the backend does not show its messages."""
+
+    @override
+    def expected_bytes(
+        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
+    ) -> float | None:
+        return 2 * (world_size - 1) / world_size * nbytes
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -98,10 +96,7 @@ class Ring(Collective, name="ring"):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.recodes = self.keeps_residuals = self.requantise
-
-    @override
-    def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundCollective:
-        return RequantisingRing(self, transport, encoder) if self.requantise else super().bind(transport)
+        self.bound = RequantisingRing if self.requantise else BoundCollective  # type: ignore[method-assign]
 
     @override
     def check_compatible(self, kind: type[Payload]) -> None:

@@ -14,7 +14,7 @@ from collectives.base import BoundCollective
 from collectives.options import Incompatible, OptionError, build
 from collectives.payloads import Bundle, Codes, Dense, Sparse
 from collectives.payloads.base import Payload, PayloadError
-from collectives.requantisation import RequantisedPieces
+from collectives.recoding import RequantisedPieces
 from collectives.schedule.rounds import LayerStretch, Layout, Piece, Round
 from collectives.schedule.waves import Ints, Lengths, waves_of
 from compressors.base import Compressor, PerLayer
