@@ -9,13 +9,13 @@ from typing import Annotated
 import torch
 from typing_extensions import Doc, override
 
-from collectives.base import BoundCollective, Collective, PendingSum
+from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder
 from collectives.options import Count, Incompatible
 from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.codes import Codes
 from collectives.recoding import RequantisingRing
 from collectives.schedule.rounds import Layout, Piece, ReceiveEffect, Round, Stretch
-from collectives.transport.base import Pending, ReduceOp
+from collectives.transport.base import Pending, ReduceOp, Transport
 
 
 class BoundNative(BoundCollective):
@@ -96,7 +96,10 @@ class Ring(Collective, name="ring"):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.recodes = self.keeps_residuals = self.requantise
-        self.bound = RequantisingRing if self.requantise else BoundCollective  # type: ignore[method-assign]
+
+    @override
+    def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundCollective:
+        return RequantisingRing(self, transport, encoder) if self.requantise else super().bind(transport)
 
     @override
     def check_compatible(self, kind: type[Payload]) -> None:

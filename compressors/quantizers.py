@@ -14,7 +14,7 @@ from collectives.kernels.loop import Parts
 from collectives.options import OptionError, PositiveOrZero
 from collectives.payloads import Codes, Dense, Payload
 from collectives.payloads.base import HEADER_BYTES
-from compressors.base import PartsEncoder, SharedScale, Traits
+from compressors.base import PartsEncoder, Traits
 from compressors.kernels import batches
 from compressors.kernels.quantisation import (
     CODES,
@@ -29,6 +29,7 @@ from compressors.kernels.quantisation import (
 from compressors.kernels.selection import squares_and_largest, sum_of_magnitudes, sum_of_squares
 from compressors.layer import Layer, Step, seed_for
 from compressors.parts.buckets import NonFinite, is_finite
+from compressors.scales import SharedScale
 
 BlockNumel = Annotated[int, Ge(8), Le(1 << 20), Doc("elements per scale")]
 

@@ -124,18 +124,20 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def check_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Check that the hooks of these optimizers' `step` are called.
+def checked_optimizers(given: torch.optim.Optimizer | Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+    """Return one or several optimizers as a list, and check that the hooks of their `step` are called.
 
     Raises:
         ValueError: one does not call them, because it only wraps another optimizer.
     """
+    optimizers = [given] if isinstance(given, torch.optim.Optimizer) else list(given)
     for each in optimizers:
         if not getattr(type(each).step, "hooked", False):  # set by torch.optim.Optimizer.__init__
             raise ValueError(
                 f"the step of {type(each).__name__} does not call the hooks of torch.optim.Optimizer; give the "
                 "optimizer inside it"
             )
+    return optimizers
 
 
 def closure_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Any] | None:

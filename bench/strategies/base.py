@@ -277,7 +277,7 @@ class RepeatsDecisions(Protocol):
         """Make the decisions of a stopped process again, when its run resumes; every rank must call this method.
 
         Args:
-            decisions: the decisions from the step reports, each as `Decision.to_dict` returned it.
+            decisions: the decisions from the step reports, each as its `to_dict` returned it.
         """
 
 

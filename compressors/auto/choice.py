@@ -65,7 +65,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The compressor-collective pair of every layer from a given step on; implements the protocol `Decision`.
+    """The compressor-collective pair of every layer from a given step on; it is the `decision` of a `StepReport`.
 
     Attributes:
         step: index of the first step with these pairs.

@@ -22,11 +22,11 @@ from torch.nn.parallel import DistributedDataParallel
 from collectives.base import Collective
 from compressors.base import Compressor, TorchHook
 from compressors.layer import Layer, sparse_gradients
-from gradwire.attached import check_optimizers
+from gradwire.attached import checked_optimizers
 from gradwire.components import build_components, check_momentum, check_types
 from gradwire.ddp.gradients import change_since_wrapping, reduced_kinds, reduced_layers
-from gradwire.ddp.hook import CompressionHook, HookSettings, OwnHook
-from gradwire.exchange.communicator import OPEN, Trigger, close_earlier_hooks
+from gradwire.ddp.hook import CompressionHook, OwnHook
+from gradwire.exchange.communicator import OPEN, HookSettings, Trigger, close_earlier_hooks
 from gradwire.exchange.reducers import reducer_for
 from gradwire.step_guard import Nonfinite
 
@@ -102,8 +102,7 @@ def attach(
         raise ValueError('an infinite gradient has no norm to clip; leave out nonfinite="zero" or clip_norm')
     if clip_norm is not None and not clip_norm > 0:
         raise ValueError(f"clip_norm={clip_norm} is not possible; give a positive norm, or None")
-    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-    check_optimizers(optimizers)
+    optimizers = checked_optimizers(optimizer)
     if any(getattr(each, "_overlap_with_ddp", False) for each in optimizers):
         raise ValueError(
             "overlap_with_ddp takes the place of DDP's communication hook; create the optimizer without it"

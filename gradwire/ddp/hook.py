@@ -31,7 +31,7 @@ from collectives.transport.base import WakeupEvent
 from compressors.base import DdpHook
 from compressors.layer import Layer, Step
 from compressors.parts.buckets import clip_factor
-from gradwire.attached import after_closure, check_optimizers, parameters_of, unknown_parameter
+from gradwire.attached import after_closure, checked_optimizers, parameters_of, unknown_parameter
 from gradwire.ddp.gradients import (
     ZeroCopyGradients,
     change_since_wrapping,
@@ -41,36 +41,14 @@ from gradwire.ddp.gradients import (
 )
 from gradwire.exchange.communicator import (
     CompressedCommunicator,
-    Trigger,
+    HookSettings,
     await_command,
     own_transport,
 )
 from gradwire.exchange.reducer import DONE, PendingReduction, Reducer
 from gradwire.exchange.report import Bucket, StepReport
-from gradwire.step_guard import Nonfinite
 
 _CLOSED = "the communication hook of this model is closed; wrap the model in DDP again"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HookSettings:
-    """Settings of a hook, independent of compressor and collective.
-
-    Attributes:
-        seed: seed of the compressor's own random numbers, the same on every rank.
-        trigger: "async" sends each bucket during backward, "sync" after all ranks have finished backward.
-        nonfinite: what to do about NaN or infinity: "skip" the step on all ranks, "raise", or "zero" the elements.
-        timeout_s: longest wait for any one message, in seconds.
-        scaler: gradients are divided by its scale before they are compressed, and multiplied afterwards.
-        clip_norm: largest L2 norm of a rank's gradient, which is clipped before it is sent; None: not clipped.
-    """
-
-    seed: int
-    trigger: Trigger
-    nonfinite: Nonfinite
-    timeout_s: float
-    scaler: torch.amp.GradScaler | None = None
-    clip_norm: float | None = None
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -148,8 +126,7 @@ class CompressionHook(CompressedCommunicator):
         Raises:
             ValueError: an optimizer does not call the hooks of its `step`.
         """
-        check_optimizers(optimizers)
-        self._attached.watch(optimizers, after_closure(self._drop_if_skipped))
+        self._attached.watch(checked_optimizers(optimizers), after_closure(self._drop_if_skipped))
         self._known |= {id(parameter) for each in optimizers for parameter in parameters_of(each)}
 
     def start_step(self, step: Step) -> None:

@@ -30,6 +30,27 @@ Trigger = Literal["async", "sync"]
 CombineOp = Literal["mean", "sum", "max"]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HookSettings:
+    """Settings of a hook, independent of compressor and collective.
+
+    Attributes:
+        seed: seed of the compressor's own random numbers, the same on every rank.
+        nonfinite: what to do about NaN or infinity: "skip" the step on all ranks, "raise", or "zero" the elements.
+        timeout_s: longest wait for any one message, in seconds.
+        trigger: "async" sends each bucket during backward, "sync" after all ranks have finished backward.
+        scaler: gradients are divided by its scale before they are compressed, and multiplied afterwards.
+        clip_norm: largest L2 norm of a rank's gradient, which is clipped before it is sent; None: not clipped.
+    """
+
+    seed: int
+    nonfinite: Nonfinite
+    timeout_s: float
+    trigger: Trigger = "async"
+    scaler: torch.amp.GradScaler | None = None
+    clip_norm: float | None = None
+
+
 class CompressedCommunicator:
     """Exchange tensors that are not in DDP's buckets, such as an optimizer's moments or Kronecker factors.
 

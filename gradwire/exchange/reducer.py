@@ -25,10 +25,11 @@ from collectives.payloads import Payload, members
 from collectives.payloads.base import KeepLost
 from collectives.schedule.rounds import leaves
 from collectives.transport.base import Transport
-from compressors.base import Compressor, PerLayer, SharedScale
+from compressors.base import Compressor, PerLayer
 from compressors.kernels.residuals import accelerate
 from compressors.layer import Layer, Memory, Step, copies, memory_nbytes
 from compressors.parts.buckets import NonFinite, bundled, clip_factor, split, summed
+from compressors.scales import SharedScale
 from gradwire.exchange.encode_group import EncodeGroup, LayerStore, group_layers
 from gradwire.exchange.report import Bucket, EncodedLayer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -86,26 +86,6 @@ class EncodedLayer:
     density_wanted: float | None = None
 
 
-class Decision(Protocol):
-    """A decision made during training about how gradients are sent, such as which compressor sends which layer.
-
-    A resumed run must make the same decisions.
-    """
-
-    @property
-    def step(self) -> int:
-        """Return the index of the first training step to which this decision applies."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the decision as values that JSON can store."""
-
-    def columns(self, layers: Sequence[Layer]) -> dict[str, Any]:
-        """Return the columns of `metrics.csv` that report this decision, by name."""
-
-    def layer_columns(self, layer: Layer) -> dict[str, Any]:
-        """Return the columns of `layers.csv` that report this decision for a layer, by name."""
-
-
 @dataclasses.dataclass(kw_only=True)
 class StepReport:
     """The results of one step's exchange on this rank.
@@ -127,7 +107,10 @@ class StepReport:
             there are no such matrices.
         factor_updates_skipped: number of times that no matrix was updated because one was not finite; None without
             matrices.
-        decision: the decision about how gradients are sent that was used in this step; None if none is made.
+        decision: the decision about how gradients are sent that was used in this step, such as `Choice` of `auto`; a
+            resumed run makes it again. Its `step` is the first one that it applies to, `to_dict` returns values for
+            JSON, `columns(layers)` those of `metrics.csv`, `layer_columns(layer)` those of `layers.csv`. None if none
+            is made.
     """
 
     skipped: bool = False
@@ -141,7 +124,7 @@ class StepReport:
     staleness: int | None = None
     factor_fallbacks: int | None = None
     factor_updates_skipped: int | None = None
-    decision: Decision | None = None
+    decision: Any = None
 
     def add(self, other: StepReport) -> None:
         """Add the times, layers and counts of another exchange in the same step; times that are None stay None."""

@@ -8,7 +8,6 @@ FSDP2 shards inside each replica and does not know the others. After each reduce
 rank's shard of one unit's gradients, which the hook replaces with the mean over replicas before backward continues.
 """
 
-import dataclasses
 import functools
 import itertools
 import weakref
@@ -28,7 +27,7 @@ from collectives.transport.process_group import gather_json
 from compressors.base import Compressor, DdpHook
 from compressors.layer import Layer, layers_of, sparse_gradients
 from gradwire.components import build_components, check_momentum, check_types
-from gradwire.exchange.communicator import CompressedCommunicator, own_transport
+from gradwire.exchange.communicator import CompressedCommunicator, HookSettings, own_transport
 from gradwire.exchange.reducer import Reducer
 from gradwire.exchange.reducers import reducer_for
 from gradwire.exchange.report import Bucket, StepReport
@@ -82,8 +81,8 @@ def attach_fsdp(
     _check_replicas(units, mesh, replicas)
     _copy_weights(model, replicas)
     reducer = reducer_for(compressor, momentum=momentum or 0.0, nesterov=nesterov)
-    settings = FsdpSettings(mesh=mesh, group=replicas, seed=seed, nonfinite=nonfinite, timeout_s=timeout_s)
-    return ShardHook(model, units, reducer, collective, settings)
+    settings = HookSettings(seed=seed, nonfinite=nonfinite, timeout_s=timeout_s)
+    return ShardHook(model, units, mesh, replicas, reducer, collective, settings)
 
 
 def checked_units(model: nn.Module, compressor: Compressor, collective: Collective) -> tuple[list[Unit], DeviceMesh]:
@@ -110,25 +109,6 @@ def checked_units(model: nn.Module, compressor: Compressor, collective: Collecti
     return units, mesh
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FsdpSettings:
-    """Settings of a hook for FSDP2, independent of compressor and collective.
-
-    Attributes:
-        mesh: the ranks over which the model is sharded.
-        group: the ranks that exchange compressed gradients.
-        seed: seed of the compressor's own random numbers, the same on every rank.
-        nonfinite: what to do about NaN or infinity: "skip" the step on all ranks, "raise", or "zero" the elements.
-        timeout_s: longest wait for any one message, in seconds.
-    """
-
-    mesh: DeviceMesh
-    group: dist.ProcessGroup
-    seed: int
-    nonfinite: Nonfinite
-    timeout_s: float
-
-
 _ATTACHED: weakref.WeakSet[FSDPModule] = weakref.WeakSet()  # modules in fully_shard whose hook is open
 
 
@@ -141,6 +121,8 @@ class FsdpHook(CompressedCommunicator):
         model: the model.
         units: its units.
         layers: the tensors that are compressed.
+        mesh: the ranks over which the model is sharded.
+        group: the ranks that exchange compressed gradients.
         reducer: the compressor with this rank's state.
         collective: sums payloads.
         settings: the other settings.
@@ -158,16 +140,18 @@ class FsdpHook(CompressedCommunicator):
         model: nn.Module,
         units: Sequence[Unit],
         layers: Sequence[Layer],
+        mesh: DeviceMesh,
+        group: dist.ProcessGroup,
         reducer: Reducer,
         collective: Collective,
-        settings: FsdpSettings,
+        settings: HookSettings,
     ) -> None:
-        device = torch.device(settings.mesh.device_type)
+        device = torch.device(mesh.device_type)
         if device.type != "cpu":
             device = torch.device(device.type, torch.accelerator.current_device_index())
-        transport = own_transport(device, settings.timeout_s, settings.group)
+        transport = own_transport(device, settings.timeout_s, group)
         super().__init__(layers, reducer, collective, transport, settings.nonfinite)
-        self._model, self._units = model, units
+        self._model, self._units, self._mesh = model, units, mesh
         self._settings = settings
         self.guard.attach(model, self._why_not_exchanged, reducer.compressor, self.transport.rank)
         self._exchanged: set[str] = set()  # names of units, since the last `finish_step`
@@ -239,7 +223,7 @@ class FsdpHook(CompressedCommunicator):
     @property
     def _shard(self) -> list[int]:
         # this rank's shard, and the number of shards
-        return [self._settings.mesh.get_local_rank(), self._settings.mesh.size()]
+        return [self._mesh.get_local_rank(), self._mesh.size()]
 
     def _begin_unit(self, unit: Unit) -> None:
         # the first unit of a step begins it
@@ -305,13 +289,14 @@ class ShardHook(FsdpHook):
         self,
         model: nn.Module,
         units: Sequence[Unit],
+        mesh: DeviceMesh,
+        group: dist.ProcessGroup,
         reducer: Reducer,
         collective: Collective,
-        settings: FsdpSettings,
+        settings: HookSettings,
     ) -> None:
-        super().__init__(
-            model, units, [layer for unit in units for layer in unit.layers], reducer, collective, settings
-        )
+        layers = [layer for unit in units for layer in unit.layers]
+        super().__init__(model, units, layers, mesh, group, reducer, collective, settings)
         self._requires_all_reduce = True
         self._sums: dict[str, torch.Tensor] = {}  # by unit: gradient shards of micro-steps that were not exchanged
         for unit in units:
@@ -350,7 +335,7 @@ class ShardHook(FsdpHook):
             shard.zero_()
             return
         self._begin_unit(unit)
-        parts = list(shard.div_(self._settings.mesh.size()).split([layer.numel for layer in unit.layers]))
+        parts = list(shard.div_(self._mesh.size()).split([layer.numel for layer in unit.layers]))
         with self.exchanging() as report:
             bucket = Bucket(
                 layers=unit.layers, gradients=parts, step=self._step, screen_=self.guard.screen_, buffer=shard
@@ -362,7 +347,7 @@ class ShardHook(FsdpHook):
     def _is_nonfinite_anywhere(self) -> bool:
         among_replicas = super()._is_nonfinite_anywhere()
         flag = torch.tensor([among_replicas], dtype=torch.float32, device=self.transport.device)
-        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._settings.mesh.get_group())
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._mesh.get_group())
         return bool(flag)
 
 

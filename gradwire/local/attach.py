@@ -28,7 +28,7 @@ from compressors.base import Compressor
 from compressors.layer import layers_of, sparse_gradients
 from gradwire.attached import (
     changed_parameter,
-    check_optimizers,
+    checked_optimizers,
     closure_of,
     kind_of,
     parameters_of,
@@ -36,9 +36,8 @@ from gradwire.attached import (
 )
 from gradwire.components import build_components, check_types
 from gradwire.exchange.communicator import OPEN, close_earlier_hooks, copy_from_first_rank_, own_transport
-from gradwire.local.exchange import LocalSteps
+from gradwire.local.exchange import FixedMembers, LocalSteps, Members
 from gradwire.local.fragments import OuterOptimizer
-from gradwire.local.members import FixedMembers, Members
 from gradwire.local.options import LocalOptions
 from gradwire.step_guard import Nonfinite
 
@@ -91,8 +90,7 @@ def attach_local(
     of_default = [name for name in ("outer_lr", "outer_momentum", "nesterov") if name in options]
     if of_default and outer_optimizer is not None:
         raise ValueError(f"{of_default[0]} is for the SGD that outer_optimizer replaces; leave out one of the two")
-    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-    check_optimizers(optimizers)
+    optimizers = checked_optimizers(optimizer)
     chosen.check_pair(compressor, collective)
     layers = layers_of(model)
     compressor.check_compatible(collective, layers)
@@ -251,7 +249,7 @@ class LocalHook(LocalSteps):
             self.show_outer()
         finally:
             super().close()
-        if is_changed and self._steps > self.options.start_after:
+        if is_changed and self.guard.index > self.options.start_after:
             warnings.warn(
                 "the model's weights were changed after the last step that attach_local counted, and close() put the "
                 "exchanged weights back; call close() before such a change",
@@ -324,7 +322,7 @@ class LocalHook(LocalSteps):
         self._check_not_outer()
         if self._waiting_for == self._ids:  # the first of this step
             self.guard.check()
-            self.start_step(self.step_of(self._steps, self.guard.epoch, self._seed))
+            self.start_step(self.step_of(self.guard.index, self.guard.epoch, self._seed))
             self._updates = True
         changed = None
         if (closure := closure_of(args, kwargs)) is not None:
@@ -335,7 +333,7 @@ class LocalHook(LocalSteps):
         ids = {id(parameter) for parameter in parameters}
         is_ready = self.prepare_gradients_([layer for layer in self.layers if id(layer.weight) in ids])
         if not is_ready:
-            self.guard.skip(f"a gradient is not finite in step {self._steps + 1}")
+            self.guard.skip(f"a gradient is not finite in step {self.guard.index + 1}")
         self._updates = self._updates and is_ready
         if not self._updates:
             for parameter in parameters:

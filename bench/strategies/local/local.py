@@ -29,9 +29,8 @@ from gradwire.exchange.communicator import own_transport
 from gradwire.exchange.report import StepReport
 from gradwire.local.by_speed import LocalStepsBySpeed
 from gradwire.local.elastic_options import ElasticOptions
-from gradwire.local.exchange import LocalSteps
+from gradwire.local.exchange import FixedMembers, LocalSteps, Members
 from gradwire.local.fragments import dealt
-from gradwire.local.members import FixedMembers, Members
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
