@@ -149,8 +149,7 @@ class CompressedCommunicator:
                 Dense(flat), tuple(layer.id for layer in layers), "max" if op == "max" else "sum"
             )
             total.add_to_(combined, divisor=self.transport.world_size if op == "mean" else 1)
-            for tensor, part in zip(tensors, combined.split([tensor.numel() for tensor in tensors]), strict=True):
-                tensor.copy_(part.view_as(tensor))
+            set_parts_(tensors, combined)
             report.encoded = _sent_whole(layers, tensors)
 
     def average_(self, flat: torch.Tensor) -> None:
@@ -302,6 +301,12 @@ def _sent_whole(layers: Sequence[Layer], tensors: Sequence[torch.Tensor]) -> lis
         EncodedLayer(layer=layer, payload="Dense", nbytes=tensor.nbytes, num_entries=tensor.numel(), seconds=0.0)
         for layer, tensor in zip(layers, tensors, strict=True)
     ]
+
+
+def set_parts_(tensors: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
+    """Set tensors, of any shape, to their parts of `flat`, [elements of all tensors], in which they lie end to end."""
+    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))
 
 
 def own_transport(device: torch.device, timeout_s: float, group: dist.ProcessGroup | None = None) -> Transport:

@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from collectives.base import Collective
+from collectives.options import refuse
 from compressors.base import Compressor
 from compressors.layer import layers_of, sparse_gradients
 from gradwire.attached import (
@@ -82,14 +83,23 @@ def attach_local(
         OptionError: an option is unknown or impossible, or a spec names no component.
     """
     compressor, collective = build_components(compressor, collective)
-    if nonfinite not in get_args(Nonfinite):
-        raise ValueError(f'nonfinite="{nonfinite}" is not possible; use {", ".join(get_args(Nonfinite))}')
     chosen = LocalOptions.from_text(options)
-    if chosen.steps == "auto":
-        raise ValueError("attach_local cannot end the loop of your script at an exchange; give steps a number")
-    of_default = [name for name in ("outer_lr", "outer_momentum", "nesterov") if name in options]
-    if of_default and outer_optimizer is not None:
-        raise ValueError(f"{of_default[0]} is for the SGD that outer_optimizer replaces; leave out one of the two")
+    of_default = [*(name for name in ("outer_lr", "outer_momentum", "nesterov") if name in options), None]
+    refuse(
+        ValueError,
+        (
+            nonfinite not in get_args(Nonfinite),
+            f'nonfinite="{nonfinite}" is not possible; use {", ".join(get_args(Nonfinite))}',
+        ),
+        (
+            chosen.steps == "auto",
+            "attach_local cannot end the loop of your script at an exchange; give steps a number",
+        ),
+        (
+            of_default[0] and outer_optimizer is not None,
+            f"{of_default[0]} is for the SGD that outer_optimizer replaces; leave out one of the two",
+        ),
+    )
     optimizers = checked_optimizers(optimizer)
     chosen.check_pair(compressor, collective)
     layers = layers_of(model)
@@ -117,24 +127,24 @@ def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Non
     of_optimizers = [set(map(id, parameters_of(each))) for each in optimizers]
     wide = [name for name, weight in model.named_parameters() if weight.dtype == torch.float64]
     of_zero = [each for each in optimizers if type(each).__name__ == "ZeroRedundancyOptimizer"]
-    obstacles = (
+    sparse = sparse_gradients(model)
+    refuse(
+        ValueError,
         (
-            isinstance(model, DistributedDataParallel) or bool(names),
+            isinstance(model, DistributedDataParallel) or names,
             "attach_local needs the network itself, because DDP and FSDP exchange something in every step; leave out "
             "the wrapper",
         ),
         (not trainable, "the model has no trainable parameters, so nothing can be exchanged; unfreeze some"),
         (not optimizers, "attach_local needs the model's optimizer, whose steps it counts; give it one or several"),
-        (bool(of_zero), "ZeroRedundancyOptimizer sends parameters in every step; use the optimizer inside it"),
-        (bool(wide), f"{next(iter(wide), '')} is fp64 and differences are taken in fp32; convert the model to fp32"),
+        (of_zero, "ZeroRedundancyOptimizer sends parameters in every step; use the optimizer inside it"),
+        (wide, f"{next(iter(wide), '')} is fp64 and differences are taken in fp32; convert the model to fp32"),
         (
             not all(trainable & own for own in of_optimizers),
             "an optimizer has none of the model's trainable parameters; give attach_local the optimizers of this model",
         ),
+        (sparse, sparse or ""),
     )
-    reasons = [reason for applies, reason in obstacles if applies]
-    if reason := next(iter(reasons), None) or sparse_gradients(model):
-        raise ValueError(reason)
 
 
 class LocalHook(LocalSteps):

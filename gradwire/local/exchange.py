@@ -26,7 +26,7 @@ from collectives.payloads import Dense, Payload
 from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.layer import Layer, Step, layers_of, memory_nbytes
-from gradwire.exchange.communicator import CompressedCommunicator
+from gradwire.exchange.communicator import CompressedCommunicator, set_parts_
 from gradwire.exchange.reducers import reducer_for
 from gradwire.exchange.report import Bucket, StepReport
 from gradwire.local.fragments import Fragment, FragmentExchange, OuterOptimizer, combined, dealt
@@ -393,8 +393,7 @@ class LocalSteps(CompressedCommunicator):
                 flat = torch.cat([buffer.flatten().float() for buffer in floats])
                 mean = torch.zeros_like(flat)
                 self._plain.sum(Dense(flat), ()).add_to_(mean, divisor=self.transport.world_size)
-                for buffer, part in zip(floats, mean.split([buffer.numel() for buffer in floats]), strict=True):
-                    buffer.copy_(part.view_as(buffer))
+                set_parts_(floats, mean)
             if others:
                 flat = torch.cat([buffer.contiguous().view(-1).view(torch.uint8) for buffer in others])
                 own = Dense(flat) if self.transport.rank == 0 else None

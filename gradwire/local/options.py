@@ -7,7 +7,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import Doc, override
 
 from collectives.base import Collective, without_residuals
-from collectives.options import Count, CountOrZero, Incompatible, OptionError, Options
+from collectives.options import Count, CountOrZero, Incompatible, OptionError, Options, refuse
 from compressors.base import Compressor, DdpHook, PerLayer
 
 Preset = Literal["none", "diloco", "streaming", "sparseloco", "post_local"]
@@ -79,37 +79,37 @@ class LocalOptions(Options, name="local"):
         is_auto = self.steps == "auto"
         of_equal_steps = {"fragments": 1, "delay": 0, "start_after": 0, "average": "ranks", "clip": "none"}
         changed = [name for name, value in of_equal_steps.items() if getattr(self, name) != value]
-        obstacles = (
+        name = self.component_name
+        refuse(
+            OptionError,
             *(
                 (
                     is_auto,
-                    f"steps=auto lets ranks make different numbers of steps, and {name}={getattr(self, name)} needs "
-                    f"equal ones; use {name}={of_equal_steps[name]} or a number of steps",
+                    f"{name}: steps=auto lets ranks make different numbers of steps, and {other}="
+                    f"{getattr(self, other)} needs equal ones; use {other}={of_equal_steps[other]} or a number of "
+                    "steps",
                 )
-                for name in changed
+                for other in changed
             ),
             (
                 not is_auto and self.seconds != type(self).seconds,
-                f"seconds={self.seconds:g} is for steps=auto; add that, or leave out seconds",
+                f"{name}: seconds={self.seconds:g} is for steps=auto; add that, or leave out seconds",
             ),
             (
                 self.steps != "auto" and self.steps % self.fragments != 0,
-                f"fragments={self.fragments} does not divide steps={self.steps}; choose steps that are a multiple of "
-                "fragments",
+                f"{name}: fragments={self.fragments} does not divide steps={self.steps}; choose steps that are a "
+                "multiple of fragments",
             ),
             (
                 self.delay >= self.interval,
-                f"delay={self.delay} is not below the {self.interval} steps between two exchanges (steps / fragments); "
-                "lower it",
+                f"{name}: delay={self.delay} is not below the {self.interval} steps between two exchanges "
+                "(steps / fragments); lower it",
             ),
             (
                 self.nesterov and not self.outer_momentum,
-                "nesterov=true needs a momentum; add outer_momentum=0.9, or leave it out",
+                f"{name}: nesterov=true needs a momentum; add outer_momentum=0.9, or leave it out",
             ),
         )
-        for applies, sentence in obstacles:
-            if applies:
-                raise OptionError(f"{self.component_name}: {sentence}")
 
     def check_pair(self, compressor: Compressor, collective: Collective) -> None:
         """Check that differences of parameters can be exchanged with these options by a compressor and a collective.
@@ -123,7 +123,8 @@ class LocalOptions(Options, name="local"):
         if hasattr(compressor, "momentum_correction"):
             without = "momentum_correction=false"
         combined = "average=senders" if self.average == "senders" else "clip=median" if self.clip == "median" else ""
-        obstacles = (
+        refuse(
+            Incompatible,
             (
                 isinstance(compressor, DdpHook),
                 f"{method} works through DDP's communication hook of gradients, and {name} exchanges parameters; use "
@@ -169,6 +170,3 @@ class LocalOptions(Options, name="local"):
                 f"keeps; use decay=1, or {without_residuals(collective)}",
             ),
         )
-        for applies, sentence in obstacles:
-            if applies:
-                raise Incompatible(sentence)

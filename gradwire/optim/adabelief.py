@@ -13,7 +13,7 @@ from torch import nn
 from typing_extensions import Doc, override
 
 from collectives.base import Collective
-from collectives.options import Incompatible, OptionError, Options, PositiveOrZero, incompatibility
+from collectives.options import Incompatible, OptionError, Options, PositiveOrZero, incompatibility, refuse
 from collectives.payloads.base import Dense
 from compressors.base import Compressor
 from gradwire.exchange.communicator import CompressedCommunicator
@@ -282,23 +282,23 @@ class MaxAdaBeliefOptions(AdaBeliefOptions, name="max_adabelief"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for contradicts, sentence in (
+        name = self.component_name
+        refuse(
+            OptionError,
             (
                 self.mode == "gradient" and (self.reduce != "mean" or self.recursion != "local"),
-                "mode=gradient exchanges no moments; leave reduce and recursion out",
+                f"{name}: mode=gradient exchanges no moments; leave reduce and recursion out",
             ),
             (
                 self.recursion == "merged" and self.reduce == "sum",
-                "recursion=merged with reduce=sum would multiply the maximum by the number of ranks in every step; use "
-                "reduce=mean or recursion=local",
+                f"{name}: recursion=merged with reduce=sum would multiply the maximum by the number of ranks in every "
+                "step; use reduce=mean or recursion=local",
             ),
             (
                 self.recursion == "merged" and self.max_of == "previous",
-                "max_of=previous keeps no maximum for recursion=merged to start from; leave one of them out",
+                f"{name}: max_of=previous keeps no maximum for recursion=merged to start from; leave one of them out",
             ),
-        ):
-            if contradicts:
-                raise OptionError(f"{self.component_name}: {sentence}")
+        )
 
     def check_compatible(self, compressor: Compressor, collective: Collective) -> None:
         """Check that this collective can carry maxima, if moments are exchanged.
@@ -308,14 +308,16 @@ class MaxAdaBeliefOptions(AdaBeliefOptions, name="max_adabelief"):
         """
         if self.mode == "gradient":
             return
-        name = self.component_name
-        if reason := incompatibility(collective.check_compatible, Dense):
-            raise Incompatible(f"{name} sends uncompressed tensors (Dense payloads): {reason}")
-        if self.reduce == "s_max" and not collective.finds_maxima:
-            raise Incompatible(
+        name, reason = self.component_name, incompatibility(collective.check_compatible, Dense)
+        refuse(
+            Incompatible,
+            (reason, f"{name} sends uncompressed tensors (Dense payloads): {reason}"),
+            (
+                self.reduce == "s_max" and not collective.finds_maxima,
                 f"{name} with reduce=s_max takes a maximum over ranks, and {collective} gives a sum "
-                "of terms; use collective ring or reduce=mean"
-            )
+                "of terms; use collective ring or reduce=mean",
+            ),
+        )
 
     @property
     @override

@@ -18,7 +18,7 @@ from annotated_types import Gt, Le
 from typing_extensions import Doc, override
 
 from collectives.base import Collective, without_residuals
-from collectives.options import Incompatible, PositiveOrZero, incompatibility
+from collectives.options import Incompatible, PositiveOrZero, incompatibility, refuse
 from collectives.payloads import Dense
 from compressors.base import Compressor
 from compressors.floats import Bf16, NoCompression
@@ -112,23 +112,26 @@ class DionOptions(MatrixOptions, name="dion"):
             Incompatible: they cannot; the message names what would work.
         """
         name, method = self.component_name, compressor.component_name
-        if not isinstance(compressor, NoCompression | Bf16):
-            raise Incompatible(
+        reason, is_bf16 = incompatibility(collective.check_compatible, Dense), isinstance(compressor, Bf16)
+        refuse(
+            Incompatible,
+            (
+                not isinstance(compressor, NoCompression | Bf16),
                 f"{name} exchanges small factors of its own, which {method} does not encode; use compressor none or "
-                "bf16"
-            )
-        if reason := incompatibility(collective.check_compatible, Dense):
-            raise Incompatible(f"{name} sends uncompressed tensors (Dense payloads): {reason}")
-        if isinstance(compressor, Bf16) and compressor != Bf16():
-            raise Incompatible(
+                "bf16",
+            ),
+            (reason, f"{name} sends uncompressed tensors (Dense payloads): {reason}"),
+            (
+                is_bf16 and compressor != Bf16(),
                 f"{name} sends everything in bf16 and keeps no residuals of it, so {compressor} has "
-                "options without effect; use compressor bf16 without options"
-            )
-        if isinstance(compressor, Bf16) and collective.keeps_residuals:
-            raise Incompatible(
+                "options without effect; use compressor bf16 without options",
+            ),
+            (
+                is_bf16 and collective.keeps_residuals,
                 f"{name} sends factors, and {collective} keeps residuals of gradients; use "
-                f"{without_residuals(collective)}, or compressor none"
-            )
+                f"{without_residuals(collective)}, or compressor none",
+            ),
+        )
 
     def rank_of(self, rows: int, columns: int) -> int:
         """Return the rank of the factors of a matrix."""

@@ -14,7 +14,7 @@ from collectives.options import Incompatible
 from collectives.payloads import Payload
 from compressors.base import Compressor
 from compressors.layer import layers_of
-from gradwire.exchange.communicator import CompressedCommunicator
+from gradwire.exchange.communicator import CompressedCommunicator, set_parts_
 from gradwire.exchange.report import EncodedLayer, StepReport
 from gradwire.optim.base import BoundOptimizer, Trained, network_of
 from gradwire.optim.matrices import weight_of
@@ -83,8 +83,7 @@ class FlatOptimizer(BoundOptimizer):
 
     def set_weights(self, weights: torch.Tensor) -> None:
         """Overwrite all parameters with the elements of a vector."""
-        for parameter, part in zip(self.parameters, weights.split(self.numels), strict=True):
-            parameter.copy_(part.view(parameter.shape))
+        set_parts_(self.parameters, weights)
 
     def exchanging(self) -> contextlib.AbstractContextManager[StepReport]:
         """Time a `with` block as exchange time of the communicator; the block may add to the report."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -37,42 +38,6 @@ Mean = Callable[[torch.Tensor], None]
 BitsMean = Callable[[torch.Tensor, torch.Tensor | None], None]
 
 
-class SignEncoder:
-    """Encode vectors as signs with a scale for each layer, or part of a layer (a `collectives.base.SumEncoder`).
-
-    Args:
-        numels: number of elements of each layer, whose id is its position here.
-        scale: "l1" for the mean magnitude of a layer's elements, "l2" for the root of their mean square.
-
-    Attributes:
-        frozen: True for the elements of the next vector that count as zero and are not part of a scale; None without.
-    """
-
-    def __init__(self, numels: Sequence[int], scale: Scale) -> None:
-        self._numels, self._scale = numels, scale
-        self.frozen: torch.Tensor | None = None
-
-    def numel(self, layer_id: int) -> int:
-        """Return the number of elements of a layer."""
-        return self._numels[layer_id]
-
-    def encode(self, total: torch.Tensor, stretches: Sequence[LayerStretch], hop: int = 0) -> Payload:
-        """Return the signs of `total`, fp32 [elements of all stretches], with one scale for each stretch."""
-        parts = by_stretch(total, stretches).values()
-        counts = [part.numel() for part in parts]
-        if self.frozen is not None:
-            counts = [part.numel() - int(part.sum()) for part in self.frozen.split(counts)]
-        payloads = []
-        for part, count in zip(parts, counts, strict=True):
-            packed = Codes.room_for_codes(part.numel(), 1, part.device)
-            scale = signs_and_magnitude(part, packed) / max(1, count)
-            if self._scale == "l2":
-                scale = math.sqrt(sum_of_squares(part) / max(1, count))
-            scales = torch.tensor([scale], dtype=torch.float32, device=part.device)[: part.numel()]
-            payloads.append(Codes(part.numel(), "sign", 1, packed, scales))
-        return together(payloads)
-
-
 class OneBitMean(RecodingSum):
     """Average vectors over ranks in two stages with one bit per element.
 
@@ -85,18 +50,19 @@ class OneBitMean(RecodingSum):
     Args:
         transport: connects the ranks.
         numels: number of elements of each layer.
-        scale: as in `SignEncoder`.
+        scale: "l1" for the mean magnitude of a layer's elements, "l2" for the root of their mean square.
     """
 
     def __init__(self, transport: Transport, numels: Sequence[int], scale: Scale) -> None:
-        self._signs = SignEncoder(numels, scale)
-        super().__init__(Direct(), transport, self._signs)
+        super().__init__(Direct(), transport)
+        self._scale = scale
         key, rank, world_size = tuple(range(len(numels))), transport.rank, transport.world_size
         self._layers = [LayerStretch(layer, 0, numel) for layer, numel in enumerate(numels)]
         self._layout = Layout(tuple(Leaf(numel, alignment=8, addable=False) for numel in numels), key)
         cuts = self._layout.cuts(world_size)
         self._places = [(start, stop, number) for number, (start, stop) in enumerate(cuts)]
-        self._own = stretches_between(key, self.borders_of(self._layout), *cuts[rank]) or [LayerStretch(0, 0, 0)]
+        borders = [0, *itertools.accumulate(numels)]
+        self._own = stretches_between(key, borders, *cuts[rank]) or [LayerStretch(0, 0, 0)]
         self._to_owners, self._from_owners = owner_rounds(world_size, rank, [dict(enumerate(self._places))])
 
     def message(self, values: torch.Tensor, frozen: torch.Tensor | None) -> Payload:
@@ -133,15 +99,27 @@ class OneBitMean(RecodingSum):
             out.masked_fill_(frozen, 0)
 
     def _encoded(self, total: torch.Tensor, stretches: Sequence[LayerStretch], frozen: torch.Tensor | None) -> Payload:
-        """Return `total` in encoded form, and subtract that from `total` (mutated)."""
-        self._signs.frozen = frozen
+        """Return the signs of `total` (mutated) with a scale for each stretch, and subtract them from it.
+
+        Elements that are frozen become zero, before and after, and are not part of a scale.
+        """
+        parts = by_stretch(total, stretches).values()
+        counts = [part.numel() for part in parts]
         if frozen is not None:
             total.masked_fill_(frozen, 0)
-        payload = self._signs.encode(total, stretches)
-        payload.subtract_from_(total)
+            counts = [part.numel() - int(part.sum()) for part in frozen.split(counts)]
+        payloads = []
+        for part, count in zip(parts, counts, strict=True):
+            packed = Codes.room_for_codes(part.numel(), 1, part.device)
+            scale = signs_and_magnitude(part, packed) / max(1, count)
+            if self._scale == "l2":
+                scale = math.sqrt(sum_of_squares(part) / max(1, count))
+            scales = torch.tensor([scale], dtype=torch.float32, device=part.device)[: part.numel()]
+            payloads.append(Codes(part.numel(), "sign", 1, packed, scales))
+            payloads[-1].subtract_from_(part)
         if frozen is not None:
             total.masked_fill_(frozen, 0)
-        return payload
+        return together(payloads)
 
 
 def root_of(V: torch.Tensor, eps: float) -> Root:
