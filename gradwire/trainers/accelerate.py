@@ -27,13 +27,13 @@ from compressors.base import Compressor
 from gradwire.ddp.attach import attach
 from gradwire.ddp.hook import CompressionHook
 from gradwire.local.attach import attach_local
-from gradwire.trainers.rank_state import FP16_REFUSED, RankState, rank_file
+from gradwire.trainers.rank_hook import FP16_REFUSED, RankHook, rank_file
 
 
 class _Handler(abc.ABC):
     """Lets an accelerator save and load the state of each rank with its own."""
 
-    state: RankState
+    state: RankHook
 
     def __init__(
         self, accelerator: Accelerator, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
@@ -101,12 +101,12 @@ class GradwireHandler(_Handler):
         if getattr(self._ddp_options, "comm_hook", None) not in (DDPCommunicationHookType.NO, "no"):
             raise ValueError("this Accelerator has a communication hook already; create it without comm_hook")
         self._attach_arguments = compressor, collective, {"optimizer": optimizer, **attach_options}
-        self._state: RankState | None = None
+        self._state: RankHook | None = None
         accelerator.ddp_handler = self
         self.serve(accelerator)
 
     @property
-    def state(self) -> RankState:  # type: ignore[override]  # there is none at first
+    def state(self) -> RankHook:  # type: ignore[override]  # there is none at first
         """Return the state of the prepared model.
 
         Raises:
@@ -137,7 +137,7 @@ class GradwireHandler(_Handler):
                 "other one in DistributedDataParallel yourself and call attach"
             )
         compressor, collective, options = self._attach_arguments
-        self._state = RankState(attach(model, compressor, collective, **options))
+        self._state = RankHook(attach(model, compressor, collective, **options))
 
 
 class GradwireLocalHandler(_Handler):
@@ -177,7 +177,7 @@ class GradwireLocalHandler(_Handler):
             raise ValueError("this model is prepared already; create GradwireLocalHandler before accelerator.prepare")
         self._model = accelerator.prepare_model(model, evaluation_mode=True)  # not in DDP, also by a later `prepare`
         self.hook = attach_local(self._model, self._optimizers, compressor, collective, **attach_options)
-        self.state = RankState(self.hook, self._optimizers)
+        self.state = RankHook(self.hook, self._optimizers)
         self.serve(accelerator)
 
     @override

@@ -25,7 +25,7 @@ from compressors.base import Compressor
 from gradwire.ddp.attach import attach
 from gradwire.ddp.hook import CompressionHook
 from gradwire.local.attach import LocalHook, attach_local
-from gradwire.trainers.rank_state import FP16_REFUSED, RankState, rank_file
+from gradwire.trainers.rank_hook import FP16_REFUSED, RankHook, rank_file
 
 
 class _RankStrategy(DDPStrategy):
@@ -40,7 +40,7 @@ class _RankStrategy(DDPStrategy):
     ) -> None:
         super().__init__(**strategy_options)
         self._attach_arguments = compressor, collective, dict(attach_options or {})
-        self._state: RankState | None = None  # of this rank
+        self._state: RankHook | None = None  # of this rank
         self._resumed_from = Path()
         self._has_failed = False
 
@@ -128,7 +128,7 @@ class GradwireDDPStrategy(_RankStrategy):
         self._begin()
         compressor, collective, options = self._attach_arguments
         self.hook = attach(self.model, compressor, collective, **options)
-        self._state = RankState(self.hook)
+        self._state = RankHook(self.hook)
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -192,7 +192,7 @@ class GradwireLocalStrategy(_RankStrategy):
         if trainer.state.fn == TrainerFn.FITTING:
             compressor, collective, options = self._attach_arguments
             self.hook = attach_local(self.model, self.optimizers, compressor, collective, **options)
-            self._state = RankState(self.hook, self.optimizers)
+            self._state = RankHook(self.hook, self.optimizers)
 
     @override
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:

@@ -25,14 +25,14 @@ from gradwire.ddp.hook import CompressionHook
 from gradwire.exchange.packed_state import bits_hash
 from gradwire.local.attach import LocalHook, attach_local
 from gradwire.trainers.accelerate import check
-from gradwire.trainers.rank_state import RankState, rank_file
+from gradwire.trainers.rank_hook import RankHook, rank_file
 
 
 class _RankCallback(TrainerCallback, abc.ABC):
     """Attaches a hook at the beginning of each training, and saves the state of each rank in every checkpoint."""
 
     hook: CompressionHook | LocalHook | None = None
-    _state: RankState | None = None  # of this rank
+    _state: RankHook | None = None  # of this rank
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class GradwireCallback(_RankCallback):
         compressor, collective, options = self._attach_arguments
         wrapped = self._trainer.model_wrapped
         self.hook = attach(wrapped, compressor, collective, optimizer=self._optimizer, **options)
-        self._state = RankState(self.hook)
+        self._state = RankHook(self.hook)
         self._trainer.model_wrapped = self._trainer.model  # the next training wraps it again
 
 
@@ -200,7 +200,7 @@ class GradwireLocalCallback(_RankCallback):
     def _attach(self) -> None:
         compressor, collective, options = self._attach_arguments
         self.hook = attach_local(self._trainer.model, self._optimizer, compressor, collective, **options)
-        self._state = RankState(self.hook, [self._optimizer])
+        self._state = RankHook(self.hook, [self._optimizer])
 
     @override
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

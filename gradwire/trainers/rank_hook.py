@@ -23,7 +23,7 @@ FP16_REFUSED = (
 )
 
 
-class RankState:
+class RankHook:
     """The hook of one rank and, with local steps, its optimizers.
 
     Args:
