@@ -20,7 +20,7 @@ from collectives.options import OptionError, Options
 from compressors.base import Compressor
 from compressors.layer import Layer
 from gradwire.exchange.communicator import CompressedCommunicator
-from gradwire.optim.flat import FlatOptimizer
+from gradwire.optim.base import FlatOptimizer
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -37,8 +37,7 @@ from compressors.base import Compressor, TorchHook
 from compressors.floats import NoCompression
 from compressors.layer import Layer, Step, layers_of
 from gradwire.exchange.communicator import CompressedCommunicator, own_transport
-from gradwire.exchange.reducer import Reducer
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import Reducer, reducer_for
 from gradwire.exchange.report import StepReport
 
 # Saves a rank's state: (number of optimizer steps done, state). Every rank must call this function.

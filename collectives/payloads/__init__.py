@@ -3,10 +3,9 @@
 from collectives.payloads.base import Dense, Payload, PayloadError, unpack
 from collectives.payloads.bundle import Bundle, UnreducedSum, members
 from collectives.payloads.codes import Codes, TwoMeans
-from collectives.payloads.group_sparse import GroupSparse, RowSparse
+from collectives.payloads.group_sparse import GroupSparse, RowSparse, SparseCodes
 from collectives.payloads.packed_bundle import CodedBundle, SparseBundle
 from collectives.payloads.sparse import Seeded, Sparse, SparseLevels
-from collectives.payloads.sparse_codes import SparseCodes
 from collectives.payloads.symmetric import CholeskyFactor, Triangle
 
 __all__ = [

@@ -23,8 +23,7 @@ from collectives.payloads.base import Payload
 from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.layer import Layer, copies, memory_nbytes
-from gradwire.exchange.reducer import PendingReduction, Reducer, StartSum
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import PendingReduction, Reducer, StartSum, reducer_for
 from gradwire.exchange.report import Bucket
 
 FIRST = "nothing is measured yet"

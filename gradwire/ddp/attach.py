@@ -23,13 +23,12 @@ from collectives.base import Collective
 from collectives.options import refuse
 from compressors.base import Compressor, TorchHook
 from compressors.layer import Layer, sparse_gradients
-from gradwire.attached import checked_optimizers
 from gradwire.components import build_components, check_momentum, check_types
 from gradwire.ddp.gradients import change_since_wrapping, reduced_kinds, reduced_layers
 from gradwire.ddp.hook import CompressionHook, OwnHook
 from gradwire.exchange.communicator import OPEN, HookSettings, Trigger, close_earlier_hooks
-from gradwire.exchange.reducers import reducer_for
-from gradwire.step_guard import Nonfinite
+from gradwire.exchange.reducer import reducer_for
+from gradwire.step_guard import Nonfinite, checked_optimizers
 
 # Size of DDP's first bucket, unless bucket_cap_mb sets one size for all buckets.
 FIRST_BUCKET_BYTES = 1 << 20

@@ -13,7 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
 from compressors.layer import Layer, layers_of
-from gradwire.attached import Kind, changed_parameter, kind_of
+from gradwire.step_guard import Kind, changed_parameter, kind_of
 
 
 def reduced_layers(ddp: DistributedDataParallel) -> list[Layer]:

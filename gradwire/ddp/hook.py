@@ -31,7 +31,6 @@ from collectives.transport.base import WakeupEvent
 from compressors.base import DdpHook
 from compressors.layer import Layer, Step
 from compressors.parts.buckets import clip_factor
-from gradwire.attached import after_closure, checked_optimizers, parameters_of, unknown_parameter
 from gradwire.ddp.gradients import (
     ZeroCopyGradients,
     change_since_wrapping,
@@ -47,6 +46,7 @@ from gradwire.exchange.communicator import (
 )
 from gradwire.exchange.reducer import DONE, PendingReduction, Reducer
 from gradwire.exchange.report import Bucket, StepReport
+from gradwire.step_guard import after_closure, checked_optimizers, parameters_of, unknown_parameter
 
 _CLOSED = "the communication hook of this model is closed; wrap the model in DDP again"
 

@@ -19,12 +19,11 @@ from collectives.transport.sockets import open_transport
 from compressors.base import Compressor, PerLayer
 from compressors.layer import Layer, Memory, Step
 from compressors.parts.buckets import bundled, split
-from gradwire.attached import parameters_of
 from gradwire.exchange.encode_group import group_layers
 from gradwire.exchange.packed_state import bits_hash
 from gradwire.exchange.reducer import Reducer
 from gradwire.exchange.report import Bucket, EncodedLayer, StepReport
-from gradwire.step_guard import Nonfinite, StepGuard
+from gradwire.step_guard import Nonfinite, StepGuard, parameters_of
 
 Trigger = Literal["async", "sync"]
 CombineOp = Literal["mean", "sum", "max"]

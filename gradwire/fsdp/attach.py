@@ -28,8 +28,7 @@ from compressors.base import Compressor, DdpHook
 from compressors.layer import Layer, layers_of, sparse_gradients
 from gradwire.components import build_components, check_momentum, check_types
 from gradwire.exchange.communicator import CompressedCommunicator, HookSettings, own_transport
-from gradwire.exchange.reducer import Reducer
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import Reducer, reducer_for
 from gradwire.exchange.report import Bucket, StepReport
 from gradwire.fsdp.units import Unit, units_of
 from gradwire.step_guard import Nonfinite

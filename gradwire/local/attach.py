@@ -27,7 +27,13 @@ from collectives.base import Collective
 from collectives.options import refuse
 from compressors.base import Compressor
 from compressors.layer import layers_of, sparse_gradients
-from gradwire.attached import (
+from gradwire.components import build_components, check_types
+from gradwire.exchange.communicator import OPEN, close_earlier_hooks, copy_from_first_rank_, own_transport
+from gradwire.local.exchange import FixedMembers, LocalSteps, Members
+from gradwire.local.fragments import OuterOptimizer
+from gradwire.local.options import LocalOptions
+from gradwire.step_guard import (
+    Nonfinite,
     changed_parameter,
     checked_optimizers,
     closure_of,
@@ -35,12 +41,6 @@ from gradwire.attached import (
     parameters_of,
     unknown_parameter,
 )
-from gradwire.components import build_components, check_types
-from gradwire.exchange.communicator import OPEN, close_earlier_hooks, copy_from_first_rank_, own_transport
-from gradwire.local.exchange import FixedMembers, LocalSteps, Members
-from gradwire.local.fragments import OuterOptimizer
-from gradwire.local.options import LocalOptions
-from gradwire.step_guard import Nonfinite
 
 
 def attach_local(

@@ -27,7 +27,7 @@ from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.layer import Layer, Step, layers_of, memory_nbytes
 from gradwire.exchange.communicator import CompressedCommunicator, set_parts_
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from gradwire.exchange.report import Bucket, StepReport
 from gradwire.local.fragments import Fragment, FragmentExchange, OuterOptimizer, combined, dealt
 from gradwire.local.options import LocalOptions

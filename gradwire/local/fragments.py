@@ -18,9 +18,9 @@ from collectives.options import Incompatible
 from collectives.payloads import Dense, Payload
 from collectives.payloads.bundle import UnreducedSum, mean_over_senders_
 from compressors.layer import Layer, layers_of, memory_nbytes
-from gradwire.attached import parameters_of
 from gradwire.exchange.report import EncodedLayer, StepReport
 from gradwire.local.options import LocalOptions
+from gradwire.step_guard import parameters_of
 
 OuterOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Makes the optimizer of a fragment's outer copy from its parameters, which have the shapes of those of the model."""

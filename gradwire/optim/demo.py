@@ -21,8 +21,7 @@ from collectives.schedule.rounds import leaves
 from compressors.base import Compressor
 from compressors.kernels.selection import select_groups
 from gradwire.exchange.communicator import CompressedCommunicator
-from gradwire.optim.base import Trained
-from gradwire.optim.flat import FlatOptimizer, add_flat_, flat_of, refuse_compressor
+from gradwire.optim.base import FlatOptimizer, Trained, add_flat_, flat_of, refuse_compressor
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -19,8 +19,8 @@ from typing_extensions import Doc, override
 from collectives.options import Count
 from collectives.transport.messages import broadcast_wire_
 from gradwire.exchange.communicator import CompressedCommunicator, set_parts_
-from gradwire.optim.base import Trained
-from gradwire.optim.matrices import MatrixOptimizer, MatrixOptions, descend_, rows_of, weight_of
+from gradwire.optim.base import Trained, weight_of
+from gradwire.optim.matrices import MatrixOptimizer, MatrixOptions, descend_, rows_of
 
 Coefficients = Literal["quintic", "polar_express"]
 MatrixScale = Literal["original", "match_rms_adamw", "spectral"]

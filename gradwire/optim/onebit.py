@@ -26,8 +26,7 @@ from compressors.base import Compressor
 from compressors.kernels.quantisation import signs_and_magnitude
 from compressors.kernels.selection import sum_of_squares
 from gradwire.exchange.communicator import CompressedCommunicator
-from gradwire.optim.base import Trained
-from gradwire.optim.flat import FlatOptimizer, add_flat_, flat_of, refuse_compressor
+from gradwire.optim.base import FlatOptimizer, Trained, add_flat_, flat_of, refuse_compressor
 
 Scale = Literal["l1", "l2"]
 # What divides a step, and which elements are frozen (only weight decay moves them); None if none is.

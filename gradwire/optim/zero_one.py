@@ -8,8 +8,7 @@ import torch
 from typing_extensions import Doc, override
 
 from collectives.options import Count
-from gradwire.optim.base import Trained
-from gradwire.optim.flat import add_flat_, flat_of
+from gradwire.optim.base import Trained, add_flat_, flat_of
 from gradwire.optim.onebit import (
     BitsMean,
     Mean,

@@ -13,8 +13,7 @@ from collectives.allgather import Allgather
 from collectives.base import BoundCollective, Collective
 from compressors.base import Compressor, DdpHook
 from compressors.layer import Layer, Step
-from gradwire.exchange.reducer import Reducer
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import Reducer, reducer_for
 from gradwire.exchange.report import Bucket
 from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
 

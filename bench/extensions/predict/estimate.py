@@ -35,7 +35,7 @@ from collectives.schedule.rounds import leaves
 from collectives.transport.base import SingleRank
 from compressors.base import Compressor
 from compressors.layer import Layer, Step, layers_of
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from gradwire.exchange.report import Bucket
 
 DATASET, BATCH_SIZE = "digits", 32
