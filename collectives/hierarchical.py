@@ -19,7 +19,7 @@ from typing import Annotated
 from typing_extensions import Doc, override
 
 from collectives import options
-from collectives.allgather import Allgather, BoundAllgather
+from collectives.allreduce import Allgather, BoundAllgather
 from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder, without_residuals
 from collectives.options import Count, Incompatible, OptionError
 from collectives.payloads.base import Dense, KeepLost, Payload, unpack

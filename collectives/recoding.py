@@ -20,7 +20,7 @@ from collectives.payloads.base import Payload, PayloadError, shifted
 from collectives.payloads.codes import Codes
 from collectives.schedule.execution import PackedPieces, together
 from collectives.schedule.rounds import LayerStretch, Layout, Piece, leaves, stretches_between
-from collectives.transport.base import Receive, ReduceOp, Send, Transport, wait_all
+from collectives.transport.base import Receive, ReduceOp, Transport, wait_all
 
 # Keeper of a stretch of whose residual all ranks keep an equal share, as after resuming with another number of ranks.
 EVERY_RANK = -1
@@ -96,29 +96,30 @@ class RecodingSum(BoundCollective):
         changed = {stretch: keeper for stretch, keeper in keepers.items() if self._keepers.get(stretch) != keeper}
         if not changed:
             return
-        rank = self.transport.rank
-        layers = {stretch.layer for stretch in changed}
+        rank, layers = self.transport.rank, {stretch.layer for stretch in changed}
         before = {old: keeper for old, keeper in self._keepers.items() if old.layer in layers}
-        arrived: ByStretch = {}
-        sends: list[Send] = []
-        receives: list[Receive] = []
-        for new, keeper in changed.items():
-            for old, source in before.items():
-                start, stop = max(new.start, old.start), min(new.stop, old.stop)
-                if old.layer != new.layer or start >= stop:
-                    continue
-                if keeper != rank:
-                    if source == rank:
-                        sends.append((self._part(old, start, stop), keeper))
-                    continue
-                if new not in arrived:
-                    arrived[new] = torch.zeros(new.stop - new.start, dtype=torch.float32, device=self.transport.device)
-                into = arrived[new][start - new.start : stop - new.start]
-                if source in (rank, EVERY_RANK):
-                    shares = self.transport.world_size if source == EVERY_RANK else 1
-                    torch.mul(self._part(old, start, stop), shares, out=into)
-                else:
-                    receives.append((into, source))
+        moves = [
+            (old, source, new, keeper, max(new.start, old.start), min(new.stop, old.stop))
+            for new, keeper in changed.items()
+            for old, source in before.items()
+            if old.layer == new.layer and old.start < new.stop and new.start < old.stop
+        ]
+        device, arrived, receives = self.transport.device, ByStretch(), list[Receive]()
+        for old, source, new, keeper, start, stop in moves:
+            if keeper != rank:
+                continue
+            kept = arrived.setdefault(new, torch.zeros(new.stop - new.start, dtype=torch.float32, device=device))
+            into = kept[start - new.start : stop - new.start]
+            if source in (rank, EVERY_RANK):
+                shares = self.transport.world_size if source == EVERY_RANK else 1
+                torch.mul(self._part(old, start, stop), shares, out=into)
+            else:
+                receives.append((into, source))
+        sends = [
+            (self._part(old, start, stop), keeper)
+            for old, source, _, keeper, start, stop in moves
+            if source == rank != keeper
+        ]
         with self.transport.counted_as("state"):
             wait_all(self.transport.post(sends, receives))
         for old in before.keys() - (keepers.keys() - changed.keys()):

@@ -16,8 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from collectives.allgather import Allgather
-from collectives.allreduce import HalvingDoubling, Native, Ring, Tree
+from collectives.allreduce import Allgather, HalvingDoubling, Native, Ring, Tree
 from collectives.base import Collective
 from collectives.direct import Direct
 from collectives.hierarchical import Hierarchical

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from collectives.allgather import Allgather
+from collectives.allreduce import Allgather
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.bundle import UnreducedSum
 from collectives.schedule.rounds import leaves

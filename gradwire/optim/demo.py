@@ -12,7 +12,7 @@ import torch.distributed as dist
 from annotated_types import Ge, Le
 from typing_extensions import Doc, override
 
-from collectives.allgather import Allgather
+from collectives.allreduce import Allgather
 from collectives.base import Collective
 from collectives.options import Count, Incompatible, Options, PositiveOrZero
 from collectives.payloads import Bundle, GroupSparse, Payload, PayloadError, UnreducedSum

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from collectives.allgather import Allgather
+from collectives.allreduce import Allgather
 from collectives.payloads import Bundle, Dense
 from collectives.payloads.base import Payload
 from collectives.schedule.rounds import Layout, Piece, PieceMessage, Round, leaves

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from bench.core import registry, spec
-from collectives.allgather import Allgather
+from collectives.allreduce import Allgather
 from collectives.base import BoundCollective, Collective
 from compressors.base import Compressor, DdpHook
 from compressors.layer import Layer, Step

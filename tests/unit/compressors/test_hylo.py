@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bench.models.resnet import ResNet18
-from collectives.allgather import Allgather
+from collectives.allreduce import Allgather
 from collectives.options import Incompatible, OptionError
 from collectives.payloads import Codes, Dense, RowSparse
 from compressors.hylo import Hylo

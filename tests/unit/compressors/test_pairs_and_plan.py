@@ -6,8 +6,7 @@ import pytest
 from torch import nn
 
 from bench.launch.layer_plan import planned_layers
-from collectives.allgather import Allgather
-from collectives.allreduce import Native, Ring
+from collectives.allreduce import Allgather, Native, Ring
 from collectives.options import Incompatible, build, incompatibility
 from collectives.server import Server
 from compressors.base import Compressor
