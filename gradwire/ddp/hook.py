@@ -386,15 +386,11 @@ class CompressionHook(CompressedCommunicator):
             buffer.mul_(self._scale)
 
     def _conclude(self) -> None:
-        """Accept the proposed state if all ranks' gradients were finite, otherwise drop it."""
-        if not self._any_nonfinite():
-            self.commit()
-            return
-        self.drop()
+        is_nonfinite = self._any_nonfinite()
+        self.conclude(is_nonfinite=is_nonfinite)
         # A scaler must see the overflow, on every rank: it skips the step and lowers its scale.
-        self._overflowed = self._settings.scaler is not None
-        self._report.skipped = not self._overflowed
-        self.guard.skip(f"a gradient was not finite at step {self._step.index}")
+        self._overflowed = is_nonfinite and self._settings.scaler is not None
+        self._report.skipped = is_nonfinite and not self._overflowed
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -225,6 +225,19 @@ class CompressedCommunicator:
         self.commit()
         return self._report
 
+    def conclude(self, *, is_nonfinite: bool) -> None:
+        """Accept the proposed state, or drop it and skip the step if a gradient of some rank was not finite.
+
+        Raises:
+            NonFiniteGradient: one was not, and `nonfinite` is "raise".
+        """
+        if not is_nonfinite:
+            self.commit()
+            return
+        self.drop()
+        self._report.skipped = True
+        self.guard.skip(f"a gradient was not finite at step {self._step.index}")
+
     def commit(self) -> None:
         """Accept the state (residuals, for example) that exchanges proposed since the last `commit` or `drop`."""
         self.reducer.commit()

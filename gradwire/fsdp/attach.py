@@ -176,12 +176,8 @@ class FsdpHook(CompressedCommunicator):
         self.guard.check()
         self._exchanged.clear()
         self.guard.index += 1
-        if self._settings.nonfinite != "zero" and self._is_nonfinite_anywhere():
-            self._report.skipped = True
-            self.drop()
-            self.guard.skip(f"a gradient was not finite at step {self._step.index}")
-            return self._report
-        return super().finish_step()
+        self.conclude(is_nonfinite=self._settings.nonfinite != "zero" and self._is_nonfinite_anywhere())
+        return self._report
 
     @override
     def state_dict(self) -> dict[str, Any]:
