@@ -100,7 +100,7 @@ class GradwireHandler(_Handler):
         self._ddp_options: Any = earlier or DistributedDataParallelKwargs()
         if getattr(self._ddp_options, "comm_hook", None) not in (DDPCommunicationHookType.NO, "no"):
             raise ValueError("this Accelerator has a communication hook already; create it without comm_hook")
-        self._attach_arguments = compressor, collective, {"optimizer": optimizer, **attach_options}
+        self._arguments = {"compressor": compressor, "collective": collective, "optimizer": optimizer, **attach_options}
         self._state: RankHook | None = None
         accelerator.ddp_handler = self
         self.serve(accelerator)
@@ -136,8 +136,7 @@ class GradwireHandler(_Handler):
                 "GradwireHandler serves one model at a time; close() it before you prepare another one, or wrap the "
                 "other one in DistributedDataParallel yourself and call attach"
             )
-        compressor, collective, options = self._attach_arguments
-        self._state = RankHook(attach(model, compressor, collective, **options))
+        self._state = RankHook(attach(model, **self._arguments))
 
 
 class GradwireLocalHandler(_Handler):

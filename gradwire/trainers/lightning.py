@@ -39,7 +39,7 @@ class _RankStrategy(DDPStrategy):
         **strategy_options: Any,
     ) -> None:
         super().__init__(**strategy_options)
-        self._attach_arguments = compressor, collective, dict(attach_options or {})
+        self._arguments = {"compressor": compressor, "collective": collective, **(attach_options or {})}
         self._state: RankHook | None = None  # of this rank
         self._resumed_from = Path()
         self._has_failed = False
@@ -126,8 +126,7 @@ class GradwireDDPStrategy(_RankStrategy):
     @override
     def _register_ddp_hooks(self) -> None:
         self._begin()
-        compressor, collective, options = self._attach_arguments
-        self.hook = attach(self.model, compressor, collective, **options)
+        self.hook = attach(self.model, **self._arguments)
         self._state = RankHook(self.hook)
 
     @override
@@ -190,8 +189,7 @@ class GradwireLocalStrategy(_RankStrategy):
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
-            compressor, collective, options = self._attach_arguments
-            self.hook = attach_local(self.model, self.optimizers, compressor, collective, **options)
+            self.hook = attach_local(self.model, self.optimizers, **self._arguments)
             self._state = RankHook(self.hook, self.optimizers)
 
     @override

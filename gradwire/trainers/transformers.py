@@ -43,7 +43,7 @@ class _RankCallback(TrainerCallback, abc.ABC):
     ) -> None:
         check(trainer.accelerator)
         self._trainer = trainer  # callbacks see the model without DDP around it
-        self._attach_arguments = compressor, collective, attach_options
+        self._arguments = {"compressor": compressor, "collective": collective, **attach_options}
 
     @property
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -145,9 +145,7 @@ class GradwireCallback(_RankCallback):
 
     @override
     def _attach(self) -> None:
-        compressor, collective, options = self._attach_arguments
-        wrapped = self._trainer.model_wrapped
-        self.hook = attach(wrapped, compressor, collective, optimizer=self._optimizer, **options)
+        self.hook = attach(self._trainer.model_wrapped, optimizer=self._optimizer, **self._arguments)
         self._state = RankHook(self.hook)
         self._trainer.model_wrapped = self._trainer.model  # the next training wraps it again
 
@@ -198,8 +196,7 @@ class GradwireLocalCallback(_RankCallback):
 
     @override
     def _attach(self) -> None:
-        compressor, collective, options = self._attach_arguments
-        self.hook = attach_local(self._trainer.model, self._optimizer, compressor, collective, **options)
+        self.hook = attach_local(self._trainer.model, self._optimizer, **self._arguments)
         self._state = RankHook(self.hook, [self._optimizer])
 
     @override
