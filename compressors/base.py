@@ -128,15 +128,13 @@ class Compressor(Options, abc.ABC):
         names = {field.name for field in dataclasses.fields(Traits)}
         named = {name: getattr(self, name) for name in names if hasattr(self, name)}
         options = vars(self)
+        sends_some_dense = any(options.get(name) for name in ("min_numel", "skip", "dense_ends", "dense_steps"))
         return Traits(
-            emits=frozenset({self.sends, Dense} if self._sends_some_dense() else {self.sends}),
+            emits=frozenset({self.sends, Dense} if sends_some_dense else {self.sends}),
             keeps_residual=options.get("error_feedback", False),
             owns_momentum=options.get("momentum_correction", False),
             **named,
         )
-
-    def _sends_some_dense(self) -> bool:
-        return any(vars(self).get(name) for name in ("min_numel", "skip", "dense_ends", "dense_steps"))
 
     def check_compatible(self, collective: Collective, layers: Sequence[Layer] = ()) -> None:
         """Check that the collective can sum what this compressor sends, and that these options suit the layers.

@@ -33,7 +33,7 @@ from compressors.kernels.selection import magnitudes_and_largest, top_k
 from compressors.layer import Layer, Step, seed_for
 from compressors.parts.buckets import each_layer
 from compressors.parts.values import TORCH_DTYPES, ValueDtype, roundoff
-from compressors.scales import SharedScale
+from compressors.quantizers import SharedScale
 from compressors.sparse import num_kept
 
 Importance = Literal["l1", "l2", "taylor", "random"]

@@ -105,7 +105,7 @@ def planned_layers(compressor: Compressor, layers: Sequence[Layer]) -> list[Plan
 
 def _payload(compressor: Compressor, layer: Layer) -> str:
     from compressors.base import PerLayer
-    from compressors.scales import SharedScale
+    from compressors.quantizers import SharedScale
     from gradwire.ddp.hook import OwnHook
 
     if isinstance(compressor, OwnHook):

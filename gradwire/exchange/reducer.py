@@ -29,7 +29,7 @@ from compressors.base import FP32_BYTES, Compressor, MultiRound, PerLayer
 from compressors.kernels.residuals import accelerate
 from compressors.layer import Layer, Memory, Step, copies, memory_nbytes
 from compressors.parts.buckets import NonFinite, bundled, clip_factor, split, summed
-from compressors.scales import SharedScale
+from compressors.quantizers import SharedScale
 from gradwire.exchange.encode_group import UNCOMPRESSED, EncodeGroup, LayerStore, group_layers
 from gradwire.exchange.report import Bucket, EncodedLayer
 
@@ -236,6 +236,8 @@ class PerLayerReducer(Reducer):
     def message(self, bucket: Bucket, transport: Transport | None = None) -> Payload | None:
         """Do the first half of `reduce`: return the message to be summed, or None if the bucket has no elements.
 
+        Its memory is used again after `memory.buffers.end_step()`.
+
         Raises:
             TypeError: the compressor needs all ranks, and there is no transport.
         """
@@ -244,10 +246,6 @@ class PerLayerReducer(Reducer):
         encoded = self._encode(bucket, transport)
         self._report(encoded, bucket)
         return bundled([payload for _, payload, _ in encoded]) if encoded else None
-
-    def free_buffers(self) -> None:
-        """Free the memory of messages that `message` returned; call it once they were sent."""
-        self.memory.buffers.end_step()
 
     def finish_bucket(self, total: Payload, bucket: Bucket) -> None:
         """Do the second half of `reduce`: write the updates that follow from the sum of all messages."""

@@ -137,7 +137,7 @@ class ReduceScatterHook(FsdpHook):
                 report.encoded += bucket.encoded if rank != own else []
             arriving = Bucket(layers=self._rows[unit.name][own], gradients=list(shard.split(sizes)), step=self._step)
             self.reducer.finish_bucket(UnreducedSum(_all_to_all(messages, self.transport)), arriving)
-            self.reducer.free_buffers()
+            self.reducer.memory.buffers.end_step()
             report.encode_s = (report.encode_s or 0.0) + arriving.encode_s
 
 

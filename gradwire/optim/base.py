@@ -4,7 +4,6 @@
 """
 
 import abc
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -25,10 +24,9 @@ from gradwire.exchange.communicator import (
     CompressedCommunicator,
     copy_from_first_rank_,
     own_transport,
-    set_parts_,
 )
 from gradwire.exchange.reducer import reducer_for
-from gradwire.exchange.report import EncodedLayer, StepReport
+from gradwire.exchange.report import EncodedLayer
 
 # A model, or its parameters, with or without names.
 Trained = nn.Module | Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]]
@@ -236,14 +234,6 @@ class FlatOptimizer(BoundOptimizer):
     def zeros(self) -> torch.Tensor:
         """Return a vector of zeros, fp32 [elements of all parameters]."""
         return torch.zeros(sum(self.numels), device=self.parameters[0].device)
-
-    def set_weights(self, weights: torch.Tensor) -> None:
-        """Overwrite all parameters with the elements of a vector."""
-        set_parts_(self.parameters, weights)
-
-    def exchanging(self) -> contextlib.AbstractContextManager[StepReport]:
-        """Time a `with` block as exchange time of the communicator; the block may add to the report."""
-        return self.communicator.exchanging()
 
     def encoded(self, payloads: Sequence[Payload], seconds: float) -> list[EncodedLayer]:
         """Return the entries of a step report for payloads, one per parameter, that took `seconds` to encode."""

@@ -210,7 +210,7 @@ class DeMo(FlatOptimizer):
 
     def _extract_(self, momentum: torch.Tensor) -> torch.Tensor:
         """Take the largest frequencies out of the momentum, and return the elements of their mean over ranks."""
-        with self.exchanging() as report:
+        with self.communicator.exchanging() as report:
             started = time.perf_counter()
             payloads = [
                 self._encode(part, tiles) for part, tiles in zip(momentum.split(self.numels), self._tiles, strict=True)

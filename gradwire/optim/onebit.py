@@ -308,7 +308,7 @@ class OneBitOptimizer(FlatOptimizer):
         Raises:
             TransportError: a rank was lost, or did not answer in time.
         """
-        with self.exchanging() as report:
+        with self.communicator.exchanging() as report:
             started = time.perf_counter()
             message = self._bits.message(self.memory["residual"].add_(x), frozen)
             report.encode_s = time.perf_counter() - started

@@ -8,6 +8,7 @@ import torch
 from typing_extensions import Doc, override
 
 from collectives.options import Count
+from gradwire.exchange.communicator import set_parts_
 from gradwire.optim.base import Trained, add_flat_, flat_of
 from gradwire.optim.onebit import (
     BitsMean,
@@ -158,13 +159,13 @@ class ZeroOneAdam(OneBitOptimizer):
     @torch.no_grad()
     def show_shared(self) -> None:
         if "anchor" in self.memory:
-            self.set_weights(self.memory["anchor"])
+            set_parts_(self.parameters, self.memory["anchor"])
 
     @override
     @torch.no_grad()
     def show_own(self) -> None:
         if "anchor" in self.memory:
-            self.set_weights(self.memory["anchor"] + self.memory["drift"])
+            set_parts_(self.parameters, self.memory["anchor"] + self.memory["drift"])
 
     def _descend_apart(self, gradient: torch.Tensor, lr: float) -> None:
         mean, anchor, drift = (self.memory[name] for name in ("mean", "anchor", "drift"))
