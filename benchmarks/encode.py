@@ -40,7 +40,7 @@ from collectives.payloads.bundle import UnreducedSum
 from collectives.transport.base import SingleRank
 from compressors.base import Compressor, PerLayer
 from compressors.layer import Layer, Step, layers_of
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from gradwire.exchange.report import Bucket
 
 FLOOR = "r += g"

@@ -15,10 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 PARTS = {
-    "copy in": ("gradwire.exchange.reducer:Reducer._compensated", "gradwire.ddp.hook:CompressionHook._screen"),
+    "copy in": ("gradwire.exchange.report:Bucket.screen", "gradwire.ddp.hook:CompressionHook._screen"),
     "encode": (
         "gradwire.exchange.reducer:PerLayerReducer._encode",
-        "gradwire.exchange.reducer:PerLayerReducer._encode_unit",
         "compressors.powersgd:PowerSgd.reduce",
     ),
     "pack": ("collectives.transport.messages:pack",),
@@ -34,12 +33,10 @@ PARTS = {
         "collectives.schedule.execution:PackedPieces.apply",
         "collectives.payloads.bundle:UnreducedSum.add_to_",
     ),
-    "report": ("gradwire.exchange.reducer:_Encoded.layers",),
+    "report": ("gradwire.exchange.reducer:PerLayerReducer._report",),
     "write out": (
         "gradwire.exchange.reducer:PerLayerReducer._finish",
         "gradwire.exchange.reducer:PerLayerReducer.finish_bucket",
-        "gradwire.exchange.encode_group:EncodeGroup.scatter_to_updates",
-        "gradwire.exchange.encode_group:EncodeGroup.scatter_to_gradients",
     ),
 }
 """Part -> its functions, as "module:name"."""

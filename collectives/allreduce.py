@@ -1,10 +1,11 @@
-"""All-reduce algorithms: `native` (the backend's own), and `ring`, `halving_doubling` and `tree` as rounds of messages.
+"""The collectives `native` (the backend's own), `ring`, `halving_doubling` and `tree`, and `allgather`.
 
-Dense payloads are cut into parts that are added in place; other payloads are merged on their way between ranks.
+In rings and trees, dense payloads are cut into parts that are added in place; other payloads are merged on their way
+between ranks. `allgather` leaves the addition to the ranks.
 """
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from typing_extensions import Doc, override
@@ -12,44 +13,12 @@ from typing_extensions import Doc, override
 from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder
 from collectives.options import Count, Incompatible
 from collectives.payloads.base import Payload, PayloadError
+from collectives.payloads.bundle import UnreducedSum
 from collectives.payloads.codes import Codes
-from collectives.requantisation import RequantisingRing
+from collectives.recoding import RequantisingRing
+from collectives.schedule.execution import PackedPieces
 from collectives.schedule.rounds import Layout, Piece, ReceiveEffect, Round, Stretch
 from collectives.transport.base import Pending, ReduceOp, Transport
-
-
-@dataclasses.dataclass(kw_only=True)
-class Native(Collective, name="native"):
-    """Sum the dense tensor with the all-reduce of the torch.distributed backend, as DDP does by default; the baseline.
-
-    The backend determines the order of additions and the rounding: 16-bit sums are rounded at every hop.
-
-    Bytes: 2 (n-1)/n of the wire tensor per rank, by the formula of a ring, because the backend does not report its
-    bytes.
-    """
-
-    @override
-    def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundCollective:
-        return BoundNative(self, transport)
-
-    @override
-    def check_compatible(self, kind: type[Payload]) -> None:
-        if not kind.elementwise:
-            raise Incompatible(
-                f"native adds tensors element by element, which {kind.__name__} payloads do not allow; "
-                + ("ring adds them by merging, " if kind.addable else "")
-                + "allgather takes every kind"
-            )
-
-    @override
-    def rounds(self, world_size: int, rank: int, layout: Layout) -> None:
-        """Return None, because the backend does not show its messages."""
-
-    @override
-    def expected_bytes(
-        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
-    ) -> float | None:
-        return 2 * (world_size - 1) / world_size * nbytes
 
 
 class BoundNative(BoundCollective):
@@ -70,6 +39,38 @@ class BoundNative(BoundCollective):
             return payload.with_wire(wire)
 
         return PendingSum(wait=pending.wait, finish=finish)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Native(Collective, name="native"):
+    """Sum the dense tensor with the all-reduce of the torch.distributed backend, as DDP does by default; the baseline.
+
+    The backend determines the order of additions and the rounding: 16-bit sums are rounded at every hop.
+
+    Bytes: 2 (n-1)/n of the wire tensor per rank, by the formula of a ring, because the backend does not report its
+    bytes.
+    """
+
+    bound = BoundNative
+
+    @override
+    def check_compatible(self, kind: type[Payload]) -> None:
+        if not kind.elementwise:
+            raise Incompatible(
+                f"native adds tensors element by element, which {kind.__name__} payloads do not allow; "
+                + ("ring adds them by merging, " if kind.addable else "")
+                + "allgather takes every kind"
+            )
+
+    @override
+    def rounds(self, world_size: int, rank: int, layout: Layout) -> None:
+        """Return None, because the backend does not show its messages."""
+
+    @override
+    def expected_bytes(
+        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
+    ) -> float | None:
+        return 2 * (world_size - 1) / world_size * nbytes
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -242,3 +243,64 @@ class Tree(Collective, name="tree"):
         (whole,) = layout.chunks(1)
         nbytes = 0 if layout.itemsize is None else layout.itemsize * whole[1]
         return layout.chunks(max(1, -(-nbytes // self.segment_bytes)))
+
+
+class BoundAllgather(BoundCollective):
+    """The collective `allgather`, ready to sum among the ranks of a transport."""
+
+    @override
+    def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
+        if op == "max":
+            raise PayloadError("allgather cannot compute a maximum over ranks; use collective native or ring")
+        pieces = PackedPieces(self.transport, payload, layout)
+        (round_,) = self.rounds_of(layout)
+        wait = pieces.post(round_)
+
+        def finish() -> Payload:
+            pieces.apply(round_, wait)
+            return UnreducedSum(pieces.terms((0, layout.numel, 0)))
+
+        return PendingSum(wait=wait, finish=finish)
+
+    def gather(self, payload: Payload, layout: Layout) -> list[Payload]:
+        """Return all ranks' payloads in rank order. Every rank must call this method.
+
+        Args:
+            payload: this rank's payload, at most as long as the layout allows.
+            layout: sizes of the payloads, the same on all ranks; limits the length of the messages.
+        """
+        pieces = PackedPieces(self.transport, payload, layout)
+        pieces.run(self.rounds_of(layout))
+        return pieces.terms((0, layout.numel, 0))
+
+
+@dataclasses.dataclass(kw_only=True)
+class Allgather(Collective, name="allgather"):
+    """Send every rank's packed payload to all other ranks, each of which adds them; it supports all payloads.
+
+    All messages are sent at once, so it takes one latency, but its volume grows with the number of ranks. The sum is
+    the list of all payloads in rank order. It includes this rank's own payload in encoded form, as the other ranks
+    receive it, so that all ranks add the same bits.
+
+    Bytes: (n-1) times the packed payload per rank.
+    """
+
+    carries_wires: ClassVar[bool] = False
+    leaves_terms: ClassVar[bool] = True
+    bound = BoundAllgather
+    finds_maxima = False
+
+    @override
+    def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
+        round_ = Round()
+        for distance in range(1, world_size):  # each rank begins with a different peer, to spread the load
+            to, source = (rank + distance) % world_size, (rank - distance) % world_size
+            round_.send(to, Piece(0, layout.numel, frozenset([rank])))
+            round_.receive(source, Piece(0, layout.numel, frozenset([source])), effect="collect")
+        return [round_]
+
+    @override
+    def expected_bytes(
+        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
+    ) -> float | None:
+        return (world_size - 1) * nbytes

@@ -16,7 +16,7 @@ import torch
 from collectives.options import Incompatible, Options
 from collectives.payloads.base import Payload, PayloadError, unpack
 from collectives.payloads.bundle import Bundle
-from collectives.refusals import Refusal
+from collectives.refusals import Refusal, refuse
 from collectives.schedule.execution import PackedPieces, Scratch, lost_on_wire, run_in_place
 from collectives.schedule.rounds import Key, LayerStretch, Layout, Round, Stretch, leaves
 from collectives.transport import messages
@@ -41,107 +41,6 @@ class SumEncoder(Protocol):
             stretches: the parts of layers in `total`, in the order in which they lie in it.
             hop: number of ranks that encoded these elements before; random rounding differs between hops.
         """
-
-
-@dataclasses.dataclass(kw_only=True)
-class Collective(Options, abc.ABC):
-    """An algorithm that sums payloads over ranks, with its options, which are its dataclass fields.
-
-    A subclass is named after its file. Use it as `Ring().bind(transport).sum(payload, key=(0, 1))`; the options do not
-    change. A collective that adds payloads on their way between ranks only has to define `rounds`; others also define
-    what they accept, send and return.
-
-    Attributes:
-        carries_wires: True if element-wise payloads are sent as bare tensors, whose length and dtype all ranks know;
-            False if they are sent packed, with a header.
-        leaves_terms: True if the sum of other payloads is an `UnreducedSum`, the list of all ranks' payloads.
-        decodes: True if the sum of other payloads is decoded, or encoded again, instead of a payload of their kind.
-        finds_maxima: True if it can also compute the maximum of a dense tensor over ranks.
-        recodes: True if the sum of payloads that are not element-wise is encoded again by the run's compressor.
-        keeps_residuals: True if the error of an encoded or rounded sum is added to the next sum of the same layers;
-            this needs the layers of a training run.
-    """
-
-    carries_wires: ClassVar[bool] = True
-    leaves_terms: ClassVar[bool] = False
-    decodes: ClassVar[bool] = False
-
-    finds_maxima = True
-    recodes = False
-    keeps_residuals = False
-
-    def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundCollective:
-        """Return a `BoundCollective` that sums among the ranks of a transport. Every rank must call this method.
-
-        Args:
-            transport: connects the ranks.
-            encoder: encodes sums again on their way; only for a collective that `recodes` or `keeps_residuals`.
-
-        Raises:
-            Incompatible: the options do not work with this number of ranks.
-        """
-        return BoundCollective(self, transport)
-
-    def check_compatible(self, kind: type[Payload]) -> None:
-        """Check that this collective can sum payloads of class `kind`.
-
-        A collective that gathers payloads without adding them (`leaves_terms`) or decodes them (`decodes`) accepts all.
-
-        Raises:
-            Incompatible: it cannot sum them; the message names collectives that can.
-        """
-        if not (kind.elementwise or kind.addable or self.leaves_terms or self.decodes):
-            raise Incompatible(
-                f"{self.component_name} adds payloads on their way, which {kind.__name__} does not allow; "
-                "use collective allgather or server"
-            )
-
-    def rank_refusals(self, world_size: int) -> list[Refusal]:
-        """Return why these options do not work with `world_size` ranks, as a table for `refuse`."""
-        return []
-
-    @abc.abstractmethod
-    def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round] | None:
-        """Return the messages that `rank` sends and receives in one sum, as a list of rounds.
-
-        Return None if the payloads are moved by the backend, by shared memory or by other collectives.
-
-        Args:
-            world_size: number of ranks, two or more.
-            rank: the rank whose messages to return.
-            layout: sizes and dtypes of the payloads, the same on all ranks. Element-wise payloads of several dtypes are
-                summed one dtype at a time (`Layout.by_type`).
-        """
-
-    def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:
-        """Return (first element, one past the last) of each payload in the result, if payloads are sent packed."""
-        return layout.chunks(1)
-
-    def expected_bytes(
-        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
-    ) -> float | None:
-        """Return the bytes that `rank` sends in one `sum`; None if they depend on the data.
-
-        Args:
-            nbytes: bytes of one rank's payload: of its bare tensor if the payload is element-wise and the collective
-                `carries_wires`, otherwise of the packed payload.
-            world_size: number of ranks.
-            rank: the rank that sends.
-            elementwise: True if the payload is element-wise; others may be merged on their way, which changes their
-                size.
-            itemsize: bytes of one element of an element-wise payload; payloads are cut between elements.
-        """
-        if world_size == 1:
-            return 0
-        if not elementwise:
-            return None
-        rounds = self.rounds(world_size, rank, Layout.dense(nbytes // itemsize, itemsize)) or []
-        return sum(itemsize * message.numel for round_ in rounds for message in round_.sends)
-
-
-def without_residuals(collective: Collective) -> str:
-    """Return, for messages, what a user can take in place of a collective that `recodes` or `keeps_residuals`."""
-    return "downlink=dense or downlink=union without error feedback" if collective.decodes else "collective allgather"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -173,9 +72,9 @@ class BoundCollective:
         transport: connects the ranks that take part.
     """
 
-    def __init__(self, options: Collective, transport: Transport) -> None:
-        self.options = options
-        self.transport = transport
+    def __init__(self, options: Collective, transport: Transport, encoder: SumEncoder | None = None) -> None:
+        self.options, self.transport = options, transport
+        self._encoder = encoder
         self._scratch: Scratch = {}
         self._rounds: dict[Layout, list[Round]] = {}  # each bucket's layout comes back at every step
 
@@ -279,3 +178,107 @@ class BoundCollective:
 
     def close(self) -> None:
         """Release resources that outlive a call, such as mapped memory. Every rank must call this method."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Collective(Options, abc.ABC):
+    """An algorithm that sums payloads over ranks, with its options, which are its dataclass fields.
+
+    A subclass is named after its file. Use it as `Ring().bind(transport).sum(payload, key=(0, 1))`; the options do not
+    change. A collective that adds payloads on their way between ranks only has to define `rounds`; others also define
+    what they accept, send and return.
+
+    Attributes:
+        carries_wires: True if element-wise payloads are sent as bare tensors, whose length and dtype all ranks know;
+            False if they are sent packed, with a header.
+        leaves_terms: True if the sum of other payloads is an `UnreducedSum`, the list of all ranks' payloads.
+        decodes: True if the sum of other payloads is decoded, or encoded again, instead of a payload of their kind.
+        finds_maxima: True if it can also compute the maximum of a dense tensor over ranks.
+        recodes: True if the sum of payloads that are not element-wise is encoded again by the run's compressor.
+        keeps_residuals: True if the error of an encoded or rounded sum is added to the next sum of the same layers;
+            this needs the layers of a training run.
+        bound: the class that runs it among the ranks of a transport.
+    """
+
+    carries_wires: ClassVar[bool] = True
+    leaves_terms: ClassVar[bool] = False
+    decodes: ClassVar[bool] = False
+    bound: ClassVar[Callable[..., BoundCollective]] = BoundCollective
+
+    finds_maxima = True
+    recodes = False
+    keeps_residuals = False
+
+    def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundCollective:
+        """Return the `bound` collective that sums among the ranks of a transport. Every rank must call this method.
+
+        Args:
+            transport: connects the ranks.
+            encoder: encodes sums again on their way; only for a collective that `recodes` or `keeps_residuals`.
+
+        Raises:
+            Incompatible: the options do not work with this number of ranks.
+        """
+        refuse(self.rank_refusals, transport.world_size)
+        return self.bound(self, transport, encoder)
+
+    def check_compatible(self, kind: type[Payload]) -> None:
+        """Check that this collective can sum payloads of class `kind`.
+
+        A collective that gathers payloads without adding them (`leaves_terms`) or decodes them (`decodes`) accepts all.
+
+        Raises:
+            Incompatible: it cannot sum them; the message names collectives that can.
+        """
+        if not (kind.elementwise or kind.addable or self.leaves_terms or self.decodes):
+            raise Incompatible(
+                f"{self.component_name} adds payloads on their way, which {kind.__name__} does not allow; "
+                "use collective allgather or server"
+            )
+
+    def rank_refusals(self, world_size: int) -> list[Refusal]:
+        """Return why these options do not work with `world_size` ranks, as a table for `refuse`."""
+        return []
+
+    @abc.abstractmethod
+    def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round] | None:
+        """Return the messages that `rank` sends and receives in one sum, as a list of rounds.
+
+        Return None if the payloads are moved by the backend, by shared memory or by other collectives.
+
+        Args:
+            world_size: number of ranks, two or more.
+            rank: the rank whose messages to return.
+            layout: sizes and dtypes of the payloads, the same on all ranks. Element-wise payloads of several dtypes are
+                summed one dtype at a time (`Layout.by_type`).
+        """
+
+    def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:
+        """Return (first element, one past the last) of each payload in the result, if payloads are sent packed."""
+        return layout.chunks(1)
+
+    def expected_bytes(
+        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
+    ) -> float | None:
+        """Return the bytes that `rank` sends in one `sum`; None if they depend on the data.
+
+        Args:
+            nbytes: bytes of one rank's payload: of its bare tensor if the payload is element-wise and the collective
+                `carries_wires`, otherwise of the packed payload.
+            world_size: number of ranks.
+            rank: the rank that sends.
+            elementwise: True if the payload is element-wise; others may be merged on their way, which changes their
+                size.
+            itemsize: bytes of one element of an element-wise payload; payloads are cut between elements.
+        """
+        if world_size == 1:
+            return 0
+        if not elementwise:
+            return None
+        rounds = self.rounds(world_size, rank, Layout.dense(nbytes // itemsize, itemsize)) or []
+        return sum(itemsize * message.numel for round_ in rounds for message in round_.sends)
+
+
+def without_residuals(collective: Collective) -> str:
+    """Return, for messages, what a user can take in place of a collective that `recodes` or `keeps_residuals`."""
+    return "downlink=dense or downlink=union without error feedback" if collective.decodes else "collective allgather"

@@ -28,7 +28,7 @@ from typing_extensions import Doc, override
 from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder
 from collectives.options import Count, OptionError, Positive
 from collectives.payloads.base import Payload, shifted
-from collectives.refusals import Refusal, refuse
+from collectives.refusals import Refusal
 from collectives.schedule.execution import PackedPieces
 from collectives.schedule.rounds import Layout, Piece, Place, Round, Stretch
 from collectives.transport.base import ReduceOp, Transport
@@ -36,6 +36,36 @@ from collectives.transport.base import ReduceOp, Transport
 _MOST_SEGMENTS = 32  # the time of the first one, in which no sums come back, is then 3 % of the whole
 _SPARSITY = 64  # packed payloads are often this many times shorter than dense fp32
 _PROBE_BYTES = 1 << 18  # longer than what a rate limit lets pass at once
+
+
+class BoundDirect(BoundCollective):
+    """The collective `direct` on one rank; if rates are not known, it measures them when it is made."""
+
+    options: Direct
+
+    def __init__(self, options: Direct, transport: Transport, encoder: SumEncoder | None = None) -> None:
+        super().__init__(options, transport)
+        self._planned = options
+        if options.measures(transport.world_size):
+            self._planned = dataclasses.replace(options, rates=measured_rates(transport))
+
+    @override
+    def rounds_of(self, layout: Layout) -> list[Round]:
+        if layout not in self._rounds:
+            self._rounds[layout] = self._planned.rounds(self.transport.world_size, self.transport.rank, layout) or []
+        return self._rounds[layout]
+
+    @override
+    def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
+        if layout.itemsize is not None:
+            return super().start_like(payload, layout, op)
+
+        def added(place: Place, terms: Sequence[Payload]) -> Payload:
+            return functools.reduce(lambda total, term: total.add(term, shifted(payload.keep_lost, place[0])), terms)
+
+        pieces = PackedPieces(self.transport, payload, layout)
+        pieces.run(self.rounds_of(layout), added)
+        return PendingSum.done(pieces.total())
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -48,6 +78,8 @@ class Direct(Collective):
     Raises:
         OptionError: rates without shares=bandwidth.
     """
+
+    bound = BoundDirect
 
     shares: Annotated[
         Literal["equal", "bandwidth"], Doc("parts that the ranks sum: equal, or by the rates of their links")
@@ -64,11 +96,6 @@ class Direct(Collective):
         super().__post_init__()
         if self.rates and self.shares == "equal":
             raise OptionError("direct: rates without shares=bandwidth have no effect; add shares=bandwidth")
-
-    @override
-    def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundCollective:
-        refuse(self.rank_refusals, transport.world_size)
-        return BoundDirect(self, transport)
 
     @override
     def rank_refusals(self, world_size: int) -> list[Refusal]:
@@ -151,36 +178,6 @@ def owner_rounds(
 def _piece(place: Place, terms: frozenset[int]) -> Piece:
     start, stop, number = place
     return Piece(start, stop, terms, number)
-
-
-class BoundDirect(BoundCollective):
-    """The collective `direct` on one rank; if rates are not known, it measures them when it is made."""
-
-    options: Direct
-
-    def __init__(self, options: Direct, transport: Transport) -> None:
-        super().__init__(options, transport)
-        self._planned = options
-        if options.measures(transport.world_size):
-            self._planned = dataclasses.replace(options, rates=measured_rates(transport))
-
-    @override
-    def rounds_of(self, layout: Layout) -> list[Round]:
-        if layout not in self._rounds:
-            self._rounds[layout] = self._planned.rounds(self.transport.world_size, self.transport.rank, layout) or []
-        return self._rounds[layout]
-
-    @override
-    def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
-        if layout.itemsize is not None:
-            return super().start_like(payload, layout, op)
-
-        def added(place: Place, terms: Sequence[Payload]) -> Payload:
-            return functools.reduce(lambda total, term: total.add(term, shifted(payload.keep_lost, place[0])), terms)
-
-        pieces = PackedPieces(self.transport, payload, layout)
-        pieces.run(self.rounds_of(layout), added)
-        return PendingSum.done(pieces.total())
 
 
 def on_links(collective: Collective, rates: tuple[float, ...]) -> Collective:

@@ -9,6 +9,8 @@ Bytes: what `intra` sends within the group, what `inter` sends among leaders, an
 within the group.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from typing import Annotated
 from typing_extensions import Doc, override
 
 from collectives import options
-from collectives.allgather import Allgather, BoundAllgather
+from collectives.allreduce import Allgather, BoundAllgather
 from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder, without_residuals
 from collectives.options import Count, Incompatible, OptionError
 from collectives.payloads.base import Dense, KeepLost, Payload, unpack
@@ -28,6 +30,72 @@ from collectives.transport import messages
 from collectives.transport.base import ReduceOp, Transport
 
 
+class BoundHierarchical(BoundCollective):
+    """The collective `hierarchical` on one rank: it sums within the rank's group and, on a leader, among leaders."""
+
+    options: Hierarchical
+
+    def __init__(self, options: Hierarchical, transport: Transport, encoder: SumEncoder | None = None) -> None:
+        super().__init__(options, transport)
+        self._groups = options.groups(transport.world_size)
+        self._group = transport.view(self._groups[transport.rank // options.group_size])
+        self._intra = options.within.bind(self._group)
+        leaders = [ranks.start for ranks in self._groups]
+        self._inter = options.between.bind(transport.view(leaders)) if transport.rank in leaders else None
+
+    @override
+    def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
+        total = self._intra.sum(payload, layout.key, op)
+        if len(self._groups) == 1:
+            return PendingSum.done(total)
+        if self.options.keeps_kinds(layout):
+            keep_lost = payload.keep_lost if self._inter is not None else None  # only the leader's total is used
+            total = _merged(total, keep_lost)
+            total.keep_lost = keep_lost
+        elif self.options.gathers:
+            return PendingSum.done(self._gathered(total, layout))
+        else:
+            total, layout = Dense(total.to_dense()), Layout.dense(layout.numel, key=layout.key)
+        return PendingSum.done(self._among_groups(total, layout, op))
+
+    @override
+    def close(self) -> None:
+        self._intra.close()
+        if self._inter is not None:
+            self._inter.close()
+
+    def _among_groups(self, total: Payload, layout: Layout, op: ReduceOp) -> Payload:
+        """Return the sum over all groups: group leaders add their groups' sums, `total`, and broadcast the result."""
+        if self._inter is not None:
+            # one of the leaders, which all add the same, keeps what is lost
+            keep_lost = total.keep_lost if self.transport.rank == 0 else None
+            total = _merged(self._inter.start_like(total, layout, op).finish(), keep_lost)
+        if layout.itemsize is not None:
+            wire = total.wire
+            messages.broadcast_wire_(self._group, wire, source=0)
+            return total.with_wire(wire)
+        packed = messages.pack(total, self._group) if self._inter is not None else None
+        return unpack(messages.broadcast_bytes(self._group, packed, source=0))
+
+    def _gathered(self, total: Payload, layout: Layout) -> Payload:
+        """Return all ranks' payloads as an `UnreducedSum`, given those of this rank's group.
+
+        Each leader sends the payloads of its group to the other leaders in a bundle.
+        """
+        packed = None
+        if isinstance(self._inter, BoundAllgather):
+            own = Bundle(total.terms if isinstance(total, UnreducedSum) else [total])
+            bundles = self._inter.gather(own, Layout(layout.leaves * self.options.group_size))
+            terms = [
+                term
+                for bundle, group in zip(bundles, self._groups, strict=True)
+                for term in members(bundle, len(group) * [layout.numel])
+            ]
+            packed = messages.pack(Bundle(terms), self._group)
+        bundle = unpack(messages.broadcast_bytes(self._group, packed, source=0))
+        return UnreducedSum(members(bundle, self.transport.world_size * [layout.numel]))
+
+
 @dataclasses.dataclass(kw_only=True)
 class Hierarchical(Collective):
     """Sum within groups of ranks, then among group leaders, with one collective for each.
@@ -36,6 +104,8 @@ class Hierarchical(Collective):
         within: the collective within a group.
         between: the collective among leaders.
     """
+
+    bound = BoundHierarchical
 
     group_size: Annotated[
         Count, Doc("ranks per group; groups are consecutive ranks, so use the number of ranks per machine")
@@ -64,10 +134,6 @@ class Hierarchical(Collective):
                 f"use {without_residuals(part)}"
             )
         return part
-
-    @override
-    def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundCollective:
-        return BoundHierarchical(self, transport)
 
     @override
     def check_compatible(self, kind: type[Payload]) -> None:
@@ -135,72 +201,6 @@ def _naming(part: str) -> Iterator[None]:
         yield
     except Incompatible as error:
         raise Incompatible(f"{part}, {error}") from None
-
-
-class BoundHierarchical(BoundCollective):
-    """The collective `hierarchical` on one rank: it sums within the rank's group and, on a leader, among leaders."""
-
-    options: Hierarchical
-
-    def __init__(self, options: Hierarchical, transport: Transport) -> None:
-        super().__init__(options, transport)
-        self._groups = options.groups(transport.world_size)
-        self._group = transport.view(self._groups[transport.rank // options.group_size])
-        self._intra = options.within.bind(self._group)
-        leaders = [ranks.start for ranks in self._groups]
-        self._inter = options.between.bind(transport.view(leaders)) if transport.rank in leaders else None
-
-    @override
-    def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
-        total = self._intra.sum(payload, layout.key, op)
-        if len(self._groups) == 1:
-            return PendingSum.done(total)
-        if self.options.keeps_kinds(layout):
-            keep_lost = payload.keep_lost if self._inter is not None else None  # only the leader's total is used
-            total = _merged(total, keep_lost)
-            total.keep_lost = keep_lost
-        elif self.options.gathers:
-            return PendingSum.done(self._gathered(total, layout))
-        else:
-            total, layout = Dense(total.to_dense()), Layout.dense(layout.numel, key=layout.key)
-        return PendingSum.done(self._among_groups(total, layout, op))
-
-    @override
-    def close(self) -> None:
-        self._intra.close()
-        if self._inter is not None:
-            self._inter.close()
-
-    def _among_groups(self, total: Payload, layout: Layout, op: ReduceOp) -> Payload:
-        """Return the sum over all groups: group leaders add their groups' sums, `total`, and broadcast the result."""
-        if self._inter is not None:
-            # one of the leaders, which all add the same, keeps what is lost
-            keep_lost = total.keep_lost if self.transport.rank == 0 else None
-            total = _merged(self._inter.start_like(total, layout, op).finish(), keep_lost)
-        if layout.itemsize is not None:
-            wire = total.wire
-            messages.broadcast_wire_(self._group, wire, source=0)
-            return total.with_wire(wire)
-        packed = messages.pack(total, self._group) if self._inter is not None else None
-        return unpack(messages.broadcast_bytes(self._group, packed, source=0))
-
-    def _gathered(self, total: Payload, layout: Layout) -> Payload:
-        """Return all ranks' payloads as an `UnreducedSum`, given those of this rank's group.
-
-        Each leader sends the payloads of its group to the other leaders in a bundle.
-        """
-        packed = None
-        if isinstance(self._inter, BoundAllgather):
-            own = Bundle(total.terms if isinstance(total, UnreducedSum) else [total])
-            bundles = self._inter.gather(own, Layout(layout.leaves * self.options.group_size))
-            terms = [
-                term
-                for bundle, group in zip(bundles, self._groups, strict=True)
-                for term in members(bundle, len(group) * [layout.numel])
-            ]
-            packed = messages.pack(Bundle(terms), self._group)
-        bundle = unpack(messages.broadcast_bytes(self._group, packed, source=0))
-        return UnreducedSum(members(bundle, self.transport.world_size * [layout.numel]))
 
 
 def _merged(total: Payload, keep_lost: KeepLost | None) -> Payload:

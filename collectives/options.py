@@ -45,6 +45,13 @@ def incompatibility(check: Callable[..., None], *args: Any) -> str | None:
     return None
 
 
+def raise_first(error: type[Exception], *rules: tuple[object, str]) -> None:
+    """Raise an error with the sentence of the first rule (whether it applies, sentence) that applies, if one does."""
+    for applies, sentence in rules:
+        if applies:
+            raise error(sentence)
+
+
 _LISTS = (tuple, list, frozenset, set)
 N = TypeVar("N")
 

@@ -1,4 +1,4 @@
-"""`RecodingSum`: base of the collectives that encode a sum again on its way, and keep what that leaves out.
+"""`RecodingSum`: base of the collectives that encode a sum again on its way, and keep what that leaves out; the ring.
 
 What the encoding of a sum leaves out, its residual, is added to a later sum of the same elements. So the results of all
 sums, plus the residuals that the ranks keep, are what the ranks have contributed.
@@ -6,6 +6,7 @@ sums, plus the residuals that the ranks keep, are what the ranks have contribute
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,11 +14,13 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from collectives.base import BoundCollective, Collective, SumEncoder, without_residuals
+from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder, without_residuals
 from collectives.options import OptionError
-from collectives.payloads.base import PayloadError
-from collectives.schedule.rounds import LayerStretch, Layout
-from collectives.transport.base import Receive, Send, Transport, wait_all
+from collectives.payloads.base import Payload, PayloadError, shifted
+from collectives.payloads.codes import Codes
+from collectives.schedule.execution import PackedPieces, together
+from collectives.schedule.rounds import LayerStretch, Layout, Piece, leaves, stretches_between
+from collectives.transport.base import Receive, ReduceOp, Transport, wait_all
 
 # Keeper of a stretch of whose residual all ranks keep an equal share, as after resuming with another number of ranks.
 EVERY_RANK = -1
@@ -36,9 +39,8 @@ class RecodingSum(BoundCollective):
         encoder: encodes sums with the run's compressor; without it only sums that need no encoding are possible.
     """
 
-    def __init__(self, options: Collective, transport: Transport, encoder: SumEncoder | None) -> None:
-        super().__init__(options, transport)
-        self._encoder = encoder
+    def __init__(self, options: Collective, transport: Transport, encoder: SumEncoder | None = None) -> None:
+        super().__init__(options, transport, encoder)
         self._residuals: ByStretch = {}
         self._proposed: ByStretch = {}
         self._keepers: dict[LayerStretch, int] = {}  # those of all ranks, if stretches move between ranks
@@ -94,29 +96,30 @@ class RecodingSum(BoundCollective):
         changed = {stretch: keeper for stretch, keeper in keepers.items() if self._keepers.get(stretch) != keeper}
         if not changed:
             return
-        rank = self.transport.rank
-        layers = {stretch.layer for stretch in changed}
+        rank, layers = self.transport.rank, {stretch.layer for stretch in changed}
         before = {old: keeper for old, keeper in self._keepers.items() if old.layer in layers}
-        arrived: ByStretch = {}
-        sends: list[Send] = []
-        receives: list[Receive] = []
-        for new, keeper in changed.items():
-            for old, source in before.items():
-                start, stop = max(new.start, old.start), min(new.stop, old.stop)
-                if old.layer != new.layer or start >= stop:
-                    continue
-                if keeper != rank:
-                    if source == rank:
-                        sends.append((self._part(old, start, stop), keeper))
-                    continue
-                if new not in arrived:
-                    arrived[new] = torch.zeros(new.stop - new.start, dtype=torch.float32, device=self.transport.device)
-                into = arrived[new][start - new.start : stop - new.start]
-                if source in (rank, EVERY_RANK):
-                    shares = self.transport.world_size if source == EVERY_RANK else 1
-                    torch.mul(self._part(old, start, stop), shares, out=into)
-                else:
-                    receives.append((into, source))
+        moves = [
+            (old, source, new, keeper, max(new.start, old.start), min(new.stop, old.stop))
+            for new, keeper in changed.items()
+            for old, source in before.items()
+            if old.layer == new.layer and old.start < new.stop and new.start < old.stop
+        ]
+        device, arrived, receives = self.transport.device, ByStretch(), list[Receive]()
+        for old, source, new, keeper, start, stop in moves:
+            if keeper != rank:
+                continue
+            kept = arrived.setdefault(new, torch.zeros(new.stop - new.start, dtype=torch.float32, device=device))
+            into = kept[start - new.start : stop - new.start]
+            if source in (rank, EVERY_RANK):
+                shares = self.transport.world_size if source == EVERY_RANK else 1
+                torch.mul(self._part(old, start, stop), shares, out=into)
+            else:
+                receives.append((into, source))
+        sends = [
+            (self._part(old, start, stop), keeper)
+            for old, source, _, keeper, start, stop in moves
+            if source == rank != keeper
+        ]
         with self.transport.counted_as("state"):
             wait_all(self.transport.post(sends, receives))
         for old in before.keys() - (keepers.keys() - changed.keys()):
@@ -169,3 +172,96 @@ def by_stretch(total: torch.Tensor, stretches: Sequence[LayerStretch]) -> ByStre
 def on_every_rank(shares: dict[tuple[int, int, int], torch.Tensor]) -> dict[str, Any]:
     """Return a state in which each rank keeps the same residuals, its share of what all ranks together keep."""
     return {"residuals": shares, "keepers": dict.fromkeys(shares, EVERY_RANK)}
+
+
+class RequantisingRing(RecodingSum):
+    """The collective `ring` with `requantise=true` on one rank: each decodes, adds its own part, and encodes the sum.
+
+    The error of encoding a sum stays on the rank that made it, per element, and is added to this rank's own part of the
+    next sum: one fp32 tensor per layer that the rank encodes.
+    """
+
+    @override
+    def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
+        if layout.itemsize is not None:
+            return super().start_like(payload, layout, op)
+        borders = self.borders_of(layout)
+        stretches = stretches_between(layout.key, borders, 0, layout.numel)
+        errors = torch.zeros(layout.numel, dtype=torch.float32, device=payload.device)
+        self.add_residuals_to_(errors, stretches)
+        pieces = RequantisedPieces(self.transport, payload, layout, self.encoder, borders, errors)
+        rounds = self.rounds_of(layout)
+        pieces.add_errors_to(rounds[0].sends[0].pieces[0])
+        pieces.run(rounds)
+        starts = dict(zip(layout.key, borders, strict=False))
+        of_layers = by_stretch(errors, stretches)
+        self.propose({each: error for each, error in of_layers.items() if pieces.is_coded(starts[each.layer])})
+        return PendingSum.done(pieces.total())
+
+
+class RequantisedPieces(PackedPieces):
+    """The pieces (ranges of elements) that a rank holds during a sum of codes, which it encodes again.
+
+    Args:
+        transport, payload, layout: as for `PackedPieces`.
+        encoder: encodes partial sums.
+        borders: the first element of each layer, and the number of elements.
+        errors: what this rank adds to its contribution, fp32 [elements]; becomes the errors of what it encodes.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        payload: Payload,
+        layout: Layout,
+        encoder: SumEncoder,
+        borders: Sequence[int],
+        errors: torch.Tensor,
+    ) -> None:
+        super().__init__(transport, payload, layout)
+        self._encoder, self._errors = encoder, errors
+        self._borders, self._key = borders, layout.key
+        self._leaves = leaves(payload)
+        self._ends = list(itertools.accumulate(leaf.numel for leaf in self._leaves))
+
+    def is_coded(self, element: int) -> bool:
+        """Return True if this element lies in a payload of codes."""
+        return isinstance(self._leaves[bisect.bisect_right(self._ends, element)], Codes)
+
+    def add_errors_to(self, piece: Piece) -> None:
+        """Add the kept errors to this rank's contribution to the piece that it sends first, if there are any.
+
+        There are none as long as messages have the same layout: a rank encodes all other pieces.
+        """
+        if not self._errors[piece.start : piece.stop].any():
+            return
+        parts, start = [], piece.start
+        for part in leaves(self[piece.place]):
+            parts.append(self._encoded(start, [part], hop=0) if isinstance(part, Codes) and part.numel else part)
+            start += part.numel
+        self.held[piece.place] = together(parts)
+
+    @override
+    def add(self, piece: Piece, first: Payload, second: Payload) -> Payload:
+        if [leaf.numel for leaf in leaves(first)] != [leaf.numel for leaf in leaves(second)]:
+            raise PayloadError("a ring's partial sum holds other payloads than this rank's own part")
+        sums, start = [], piece.start
+        for received, own in zip(leaves(first), leaves(second), strict=True):
+            if not isinstance(own, Codes):
+                sums.append(received.add(own, shifted(self._keep_lost, start)))
+            elif own.numel:
+                sums.append(self._encoded(start, [own, received], hop=len(piece.terms)))
+            else:
+                sums.append(own)
+            start += own.numel
+        return together(sums)
+
+    def _encoded(self, start: int, terms: Sequence[Payload], hop: int) -> Payload:
+        """Return the codes of the kept errors plus all terms, added in this order; the error is kept instead."""
+        total = self._errors[start : start + terms[0].numel]
+        for term in terms:
+            term.add_to_(total)
+        stretches = stretches_between(self._key, self._borders, start, start + total.numel())
+        encoded = self._encoder.encode(total, stretches, hop)
+        encoded.subtract_from_(total)
+        return encoded

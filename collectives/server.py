@@ -27,7 +27,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import torch
 from typing_extensions import Doc, override
 
-from collectives.base import BoundCollective, Collective, PendingSum, SumEncoder
+from collectives.base import Collective, PendingSum, SumEncoder
 from collectives.options import Count, CountOrZero
 from collectives.payloads.base import Dense, Payload
 from collectives.payloads.bundle import members
@@ -35,7 +35,7 @@ from collectives.payloads.codec.values import SHORT, to_value_dtype
 from collectives.payloads.group_sparse import RowSparse
 from collectives.payloads.sparse import IndexedValues, Sparse
 from collectives.recoding import RecodingSum, by_stretch
-from collectives.refusals import Refusal, refuse
+from collectives.refusals import Refusal
 from collectives.schedule.execution import PackedPieces
 from collectives.schedule.rounds import (
     Key,
@@ -50,6 +50,63 @@ from collectives.schedule.rounds import (
 )
 from collectives.transport.base import ReduceOp, Transport
 from collectives.transport.messages import sum_wires
+
+
+class BoundServer(RecodingSum):
+    """The collective `server` on one rank: pushes payloads, sums the parts that this rank serves, and pulls the sums.
+
+    If the sums that are sent back lose information, it also keeps the errors (residuals) of the parts that it serves.
+    """
+
+    options: Server
+
+    def __init__(self, options: Server, transport: Transport, encoder: SumEncoder | None) -> None:
+        super().__init__(options, transport, encoder)
+        self._shards: dict[Layout, list[Shard]] = {}
+
+    @override
+    def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
+        if self._encoder is not None and self.options.tells_layers_apart:
+            layout = dataclasses.replace(layout, layer_numels=tuple(map(self._encoder.numel, layout.key)))
+        shards = {shard.place: shard for shard in self._shards_of(layout)}
+        keeping = [shard for shard in shards.values() if shard.keeps_loss]
+        self.settle({stretch: shard.server for shard in keeping for stretch in shard.stretches})
+        pieces = PackedPieces(self.transport, payload, layout)
+        parts = members(payload, [stop - start for start, stop, _ in shards])
+        pieces.held.update(zip(shards, parts, strict=True))
+        pieces.run(self.rounds_of(layout), lambda place, terms: self._answer(shards[place], terms, op))
+        return PendingSum.done(pieces.total())
+
+    def _shards_of(self, layout: Layout) -> list[Shard]:
+        if layout not in self._shards:
+            shards = self.options.shards(self.transport.world_size, layout)
+            if any(shard.keeps_loss or shard.encodes for shard in shards):
+                borders = self.borders_of(layout)
+                shards = [
+                    shard._replace(stretches=stretches_between(layout.key, borders, *shard.place[:2]))
+                    for shard in shards
+                ]
+            self._shards[layout] = shards
+        return self._shards[layout]
+
+    def _answer(self, shard: Shard, terms: Sequence[Payload], op: ReduceOp) -> Payload:
+        """Return a server's answer for one shard (part of a message): the sum in rank order, plus the kept residual."""
+        elementwise = all(term.elementwise for term in terms)
+        if op == "max" or not (shard.keeps_loss or (self.options.downlink != "dense" and not elementwise)):
+            return added(terms, op)
+        total = _sum_in_order(terms)
+        if shard.keeps_loss:
+            self.add_residuals_to_(total, shard.stretches)
+        if elementwise:
+            answer = _rounded(terms[0], total)
+        elif self.options.downlink == "union":
+            answer = _union(terms, total)
+        else:
+            answer = self.encoder.encode(total, shard.stretches)
+        if shard.keeps_loss:
+            answer.subtract_from_(total)
+            self.propose(by_stretch(total, shard.stretches))
+        return answer
 
 
 class Shard(NamedTuple):
@@ -81,6 +138,8 @@ class Server(Collective):
     carries_wires: ClassVar[bool] = False
     decodes: ClassVar[bool] = True
 
+    bound = BoundServer
+
     placement: Annotated[
         Literal["colocated", "sharded"], Doc("one rank serves all layers, or the layers are distributed over all ranks")
     ] = "colocated"
@@ -104,11 +163,6 @@ class Server(Collective):
         self.is_sharded = self.placement == "sharded"
         # a single server with dense answers need not separate layers
         self.tells_layers_apart = self.is_sharded or self.downlink != "dense"
-
-    @override
-    def bind(self, transport: Transport, encoder: SumEncoder | None = None) -> BoundCollective:
-        refuse(self.rank_refusals, transport.world_size)
-        return BoundServer(self, transport, encoder)
 
     @override
     def obstacle_to_resizing(self) -> str:
@@ -180,63 +234,6 @@ class Server(Collective):
         if rank != self.root:
             return nbytes
         return (world_size - 1) * nbytes if elementwise else None
-
-
-class BoundServer(RecodingSum):
-    """The collective `server` on one rank: pushes payloads, sums the parts that this rank serves, and pulls the sums.
-
-    If the sums that are sent back lose information, it also keeps the errors (residuals) of the parts that it serves.
-    """
-
-    options: Server
-
-    def __init__(self, options: Server, transport: Transport, encoder: SumEncoder | None) -> None:
-        super().__init__(options, transport, encoder)
-        self._shards: dict[Layout, list[Shard]] = {}
-
-    @override
-    def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
-        if self._encoder is not None and self.options.tells_layers_apart:
-            layout = dataclasses.replace(layout, layer_numels=tuple(map(self._encoder.numel, layout.key)))
-        shards = {shard.place: shard for shard in self._shards_of(layout)}
-        keeping = [shard for shard in shards.values() if shard.keeps_loss]
-        self.settle({stretch: shard.server for shard in keeping for stretch in shard.stretches})
-        pieces = PackedPieces(self.transport, payload, layout)
-        parts = members(payload, [stop - start for start, stop, _ in shards])
-        pieces.held.update(zip(shards, parts, strict=True))
-        pieces.run(self.rounds_of(layout), lambda place, terms: self._answer(shards[place], terms, op))
-        return PendingSum.done(pieces.total())
-
-    def _shards_of(self, layout: Layout) -> list[Shard]:
-        if layout not in self._shards:
-            shards = self.options.shards(self.transport.world_size, layout)
-            if any(shard.keeps_loss or shard.encodes for shard in shards):
-                borders = self.borders_of(layout)
-                shards = [
-                    shard._replace(stretches=stretches_between(layout.key, borders, *shard.place[:2]))
-                    for shard in shards
-                ]
-            self._shards[layout] = shards
-        return self._shards[layout]
-
-    def _answer(self, shard: Shard, terms: Sequence[Payload], op: ReduceOp) -> Payload:
-        """Return a server's answer for one shard (part of a message): the sum in rank order, plus the kept residual."""
-        elementwise = all(term.elementwise for term in terms)
-        if op == "max" or not (shard.keeps_loss or (self.options.downlink != "dense" and not elementwise)):
-            return added(terms, op)
-        total = _sum_in_order(terms)
-        if shard.keeps_loss:
-            self.add_residuals_to_(total, shard.stretches)
-        if elementwise:
-            answer = _rounded(terms[0], total)
-        elif self.options.downlink == "union":
-            answer = _union(terms, total)
-        else:
-            answer = self.encoder.encode(total, shard.stretches)
-        if shard.keeps_loss:
-            answer.subtract_from_(total)
-            self.propose(by_stretch(total, shard.stretches))
-        return answer
 
 
 def _sum_in_order(terms: Sequence[Payload]) -> torch.Tensor:  # decoded; a new tensor, fp32 [numel]

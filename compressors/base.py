@@ -21,7 +21,6 @@ from collectives.base import Collective, without_residuals
 from collectives.kernels.loop import Parts
 from collectives.options import CountOrZero, Incompatible, OptionError, Options, incompatibility
 from collectives.payloads import Codes, Dense, Payload
-from collectives.transport.base import Transport
 from compressors.layer import Layer, LayerKind, Step, end_to_end
 from compressors.parts.buckets import bundled, summed
 
@@ -130,15 +129,13 @@ class Compressor(Options, abc.ABC):
         names = {field.name for field in dataclasses.fields(Traits)}
         named = {name: getattr(self, name) for name in names if hasattr(self, name)}
         options = vars(self)
+        sends_some_dense = any(options.get(name) for name in ("min_numel", "skip", "dense_ends", "dense_steps"))
         return Traits(
-            emits=frozenset({self.sends, Dense} if self._sends_some_dense() else {self.sends}),
+            emits=frozenset({self.sends, Dense} if sends_some_dense else {self.sends}),
             keeps_residual=options.get("error_feedback", False),
             owns_momentum=options.get("momentum_correction", False),
             **named,
         )
-
-    def _sends_some_dense(self) -> bool:
-        return any(vars(self).get(name) for name in ("min_numel", "skip", "dense_ends", "dense_steps"))
 
     def check_compatible(self, collective: Collective, layers: Sequence[Layer] = ()) -> None:
         """Check that the collective can sum what this compressor sends, and that these options suit the layers.
@@ -195,9 +192,8 @@ class Compressor(Options, abc.ABC):
     def contraction_bound(self, layer: Layer) -> float | None:
         """Return a proved c with |x - C(x)|^2 <= c |x|^2 for compressor C after any warm-up, or None if there is none.
 
-        It holds for every `x` within the normal range of the value type on the wire; for random methods it holds in
-        expectation. With c < 1 the compressor is a contraction; otherwise error feedback may diverge. With c = 1 there
-        may be an `x` of which nothing is sent.
+        It holds within the normal range of the value type on the wire, for random methods in expectation. With c < 1
+        the compressor is a contraction; otherwise error feedback may diverge, and nothing may be sent of some `x`.
         """
         return None
 
@@ -207,16 +203,10 @@ class Compressor(Options, abc.ABC):
 
 
 def check_is_called(cls: type, part: str, whole: str, loop: Callable[..., object]) -> None:
-    """Check that a class which defines the method `part` does not inherit a `whole` that never calls it.
-
-    Args:
-        cls: the class.
-        part: name of the method for one layer.
-        whole: name of the method for all layers.
-        loop: the `whole` that calls `part` for each layer.
+    """Check that a class which defines the method `part`, for one layer, does not inherit a `whole` that ignores it.
 
     Raises:
-        TypeError: it does.
+        TypeError: it does; `loop` is the `whole` that calls `part` for each layer.
     """
     if part in vars(cls) and whole not in vars(cls) and getattr(cls, whole) is not loop:
         raise TypeError(
@@ -459,69 +449,3 @@ class PartsEncoder(PerLayer):
             return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
         x = Parts([*summed(gradients, None, None, layers, screen=screen)])
         return self.encode_parts(x, end_to_end(layers), step)
-
-
-@dataclasses.dataclass(kw_only=True)
-class SharedScale(PerLayer):
-    """Base of the methods that can send integer levels with one scale per layer for all ranks.
-
-    Attributes:
-        combine: the operation that makes the shared scale from the scales of all ranks.
-    """
-
-    averages: ClassVar[bool] = False
-    combine: ClassVar[Literal["max", "mean"]]
-
-    error_feedback: ErrorFeedback = False
-    min_numel: MinNumel = 0
-    skip: Skip = ()
-    dense_ends: DenseEnds = False
-
-    def kind_for(self, layer: Layer) -> type[Payload]:
-        """Return the class of the payload that `encode` returns for this layer after any warm-up."""
-        return Dense if self.shares_scale(layer) else Codes
-
-    def shares_scale(self, layer: Layer) -> bool:
-        """Return True if this layer is sent as levels with a shared scale; by default if any layer is."""
-        return self.traits.needs_all_ranks
-
-    @abc.abstractmethod
-    def local_scale(self, x: torch.Tensor) -> torch.Tensor:
-        """Return this rank's scale for `x`, fp32 [1]; 0 if there is nothing to send."""
-
-    def rounded_scale(self, scale: torch.Tensor) -> torch.Tensor:
-        """Return scales that all ranks share, fp32 of any shape, rounded as the method needs; by default unchanged."""
-        return scale
-
-    def agree(self, given: Given, step: Step, transport: Transport) -> None:
-        """Agree with the other ranks on the scales for `encode`, and write the scales to `step.memory.scales`.
-
-        Every rank must call this method, before it encodes, if `traits.needs_all_ranks`.
-
-        Args:
-            given: the layers and tensors that `encode` will get.
-            step: the current step.
-            transport: connection to the other ranks.
-        """
-        own = {layer.id: float(self.local_scale(x)) for layer, x in given if self.shares_scale(layer)}
-        if not own:
-            return
-        scales = transport.all_reduce_scalars([*own.values()], "max" if self.combine == "max" else "sum")
-        if self.combine == "mean":
-            scales = [total / step.world_size for total in scales]
-        rounded = self.rounded_scale(torch.tensor(scales, dtype=torch.float32))
-        step.memory.scales.update(zip(own, rounded.tolist(), strict=True))
-
-    @override
-    def _subtract(self, x: torch.Tensor, payload: Payload, layer: Layer, step: Step) -> None:
-        if self.shares_scale(layer):
-            x.sub_(payload.values, alpha=step.memory.scales[layer.id])
-        else:
-            super()._subtract(x, payload, layer, step)
-
-    @override
-    def finish(self, total: Payload, layer: Layer, step: Step, updates: Sequence[torch.Tensor]) -> None:
-        super().finish(total, layer, step, updates)
-        if self.shares_scale(layer):
-            for update in updates:
-                update.mul_(step.memory.scales[layer.id])

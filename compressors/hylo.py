@@ -26,13 +26,14 @@ from collectives.payloads import Codes, Dense, Payload, RowSparse
 from collectives.payloads.base import HEADER_BYTES
 from collectives.payloads.codec.philox import random_words, uniform
 from collectives.payloads.codec.values import to_value_dtype
-from compressors.base import ErrorFeedback, MinNumel, SharedScale, Traits
+from compressors.base import ErrorFeedback, MinNumel, Traits
 from compressors.kernels.quantisation import CODES, LEVELS, level_dtype, ternary, ternary_and_mean
 from compressors.kernels.residuals import add_and_measure
 from compressors.kernels.selection import magnitudes_and_largest, top_k
 from compressors.layer import Layer, Step, seed_for
 from compressors.parts.buckets import each_layer
 from compressors.parts.values import TORCH_DTYPES, ValueDtype, roundoff
+from compressors.quantizers import SharedScale
 from compressors.sparse import num_kept
 
 Importance = Literal["l1", "l2", "taylor", "random"]

@@ -160,7 +160,7 @@ def matrix_shape(layer: Layer) -> tuple[int, int]:
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class _Batch:
+class _SameShape:
     """Layers whose matrices have the same shape.
 
     Attributes:
@@ -188,11 +188,11 @@ class _Batch:
         return torch.stack([row @ x for row, x in zip(rows, xs, strict=True)])
 
 
-def _by_shape(compressed: Given, updates: Sequence[torch.Tensor]) -> list[_Batch]:
-    batches: dict[tuple[int, int], _Batch] = {}
+def _by_shape(compressed: Given, updates: Sequence[torch.Tensor]) -> list[_SameShape]:
+    batches: dict[tuple[int, int], _SameShape] = {}
     for (layer, x), update in zip(compressed, updates, strict=True):
         shape = matrix_shape(layer)
-        batch = batches.setdefault(shape, _Batch(layers=[], xs=[], updates=[]))
+        batch = batches.setdefault(shape, _SameShape(layers=[], xs=[], updates=[]))
         batch.layers.append(layer)
         batch.xs.append(x.view(shape))
         batch.updates.append(update.view(shape))

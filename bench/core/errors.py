@@ -23,17 +23,6 @@ class UsageError(BenchError):
     exit_code = 2
 
 
-def check_usage(*obstacles: tuple[bool, str]) -> None:
-    """Raise `UsageError` with the sentence of the first obstacle that applies; do nothing if none applies.
-
-    Args:
-        obstacles: (True if the obstacle applies, sentence that says what is wrong and what to do).
-    """
-    for applies, sentence in obstacles:
-        if applies:
-            raise UsageError(sentence)
-
-
 class PluginError(UsageError):
     """A third party's component cannot be used; the message names the component and the reason."""
 

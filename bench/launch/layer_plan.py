@@ -104,7 +104,8 @@ def planned_layers(compressor: Compressor, layers: Sequence[Layer]) -> list[Plan
 
 
 def _payload(compressor: Compressor, layer: Layer) -> str:
-    from compressors.base import PerLayer, SharedScale
+    from compressors.base import PerLayer
+    from compressors.quantizers import SharedScale
     from gradwire.ddp.hook import OwnHook
 
     if isinstance(compressor, OwnHook):

@@ -8,9 +8,8 @@ gradients, and `bind` returns a `gradwire.optim.base.BoundOptimizer`.
 
 from __future__ import annotations
 
-import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -23,28 +22,28 @@ from collectives.refusals import Refusal
 from compressors.base import Compressor
 from compressors.layer import Layer
 from gradwire.exchange.communicator import CompressedCommunicator
+from gradwire.optim.base import FlatOptimizer
 
 
 @dataclasses.dataclass(kw_only=True)
-class Optimizer(Options, abc.ABC):
+class Optimizer(Options):
     """Base of all optimizers. A subclass is named after its file, or gives its name.
 
     Attributes:
+        built: class of the torch optimizer, whose arguments have the names of the options, unless `bind` needs none.
         default_lr: the learning rate if the user gives none.
         default_collectives: names of collectives, best first, that are tried before the compressor's own.
         watches_layers: True if the optimizer observes the inputs and output gradients of every layer, which requires a
             single forward and backward per step.
         needs_network: True if no part of the network can be updated apart: the update of a parameter depends on its
             layer, or ranks have different parameters between exchanges.
-        encodes_itself: True if an optimizer that `keeps_gradients` encodes what it sends in place of them, which may
-            therefore be clipped, on each rank, and which K-FAC cannot precondition.
     """
 
+    built: ClassVar[Callable[..., torch.optim.Optimizer]] = torch.optim.Optimizer
     default_lr: ClassVar[float]
     default_collectives: ClassVar[tuple[str, ...]] = ()
     watches_layers: ClassVar[bool] = False
     needs_network: ClassVar[bool] = False
-    encodes_itself: ClassVar[bool] = False
 
     @property
     def exchanges(self) -> bool:
@@ -54,7 +53,15 @@ class Optimizer(Options, abc.ABC):
     @property
     def keeps_gradients(self) -> bool:
         """Return True if ranks exchange other data instead of gradients; each rank then uses its own gradients."""
-        return False
+        return getattr(self.built, "keeps_gradients", False)
+
+    @property
+    def encodes_itself(self) -> bool:
+        """Return True if the optimizer encodes what it sends in place of gradients.
+
+        On each rank these may therefore be clipped, and K-FAC cannot precondition them.
+        """
+        return isinstance(self.built, type) and issubclass(self.built, FlatOptimizer)
 
     @property
     def period(self) -> int:
@@ -94,11 +101,10 @@ class Optimizer(Options, abc.ABC):
             "momentum_correction=false to the compressor"
         )
 
-    @abc.abstractmethod
     def bind(
         self, model: nn.Module, lr: float, communicator: CompressedCommunicator | None = None
     ) -> torch.optim.Optimizer:
-        """Build the torch optimizer of a model's parameters; every rank must call this method.
+        """Build the torch optimizer of a model's parameters, by default `built`; every rank must call this method.
 
         Args:
             model: the network, not wrapped in DDP; a part of its parameters without their layers, unless the optimizer
@@ -106,3 +112,4 @@ class Optimizer(Options, abc.ABC):
             lr: the learning rate before any schedule.
             communicator: carries what the optimizer exchanges; None if the optimizer exchanges nothing.
         """
+        return self.built(model, lr, communicator=communicator, **self.option_values())

@@ -30,6 +30,7 @@ from gradwire.optim.zero_one import ZeroOneAdam, ZeroOneAdamOptions
 class UseMuon(MuonOptions, Optimizer, name="muon"):
     """Muon: steps along a momentum whose singular values are all made about 1."""
 
+    built = Muon
     needs_network: ClassVar[bool] = True
 
     @property
@@ -37,47 +38,27 @@ class UseMuon(MuonOptions, Optimizer, name="muon"):
     def exchanges(self) -> bool:
         return self.shard
 
-    @override
-    def bind(
-        self, model: nn.Module, lr: float, communicator: CompressedCommunicator | None = None
-    ) -> torch.optim.Optimizer:
-        return Muon(model, lr, communicator=communicator, **self.option_values())
-
 
 @dataclasses.dataclass(kw_only=True)
 class UseDion(DionOptions, Optimizer, name="dion"):
     """Dion: orthonormal low-rank steps; ranks exchange the factors of their momentum, not gradients."""
 
+    built = Dion
     needs_network: ClassVar[bool] = True
-    keeps_gradients: ClassVar[bool] = True
-
-    @override
-    def bind(
-        self, model: nn.Module, lr: float, communicator: CompressedCommunicator | None = None
-    ) -> torch.optim.Optimizer:
-        return Dion(model, lr, communicator=communicator, **self.option_values())
 
 
 @dataclasses.dataclass(kw_only=True)
 class UseDeMo(DeMoOptions, Optimizer, name="demo"):
     """DeMo: ranks exchange the largest frequencies of their momentum, and step along the sign of the mean."""
 
-    keeps_gradients: ClassVar[bool] = True
-    encodes_itself: ClassVar[bool] = True
-
-    @override
-    def bind(
-        self, model: nn.Module, lr: float, communicator: CompressedCommunicator | None = None
-    ) -> torch.optim.Optimizer:
-        return DeMo(model, lr, communicator=communicator, **self.option_values())
+    built = DeMo
 
 
 @dataclasses.dataclass(kw_only=True)
 class UseOneBitAdam(OneBitAdamOptions, Optimizer, name="onebit_adam"):
     """1-bit Adam: Adam at first, then ranks average their momentum with one bit per element."""
 
-    keeps_gradients: ClassVar[bool] = True
-    encodes_itself: ClassVar[bool] = True
+    built = OneBitAdam
 
     @override
     def warnings(self) -> list[str]:
@@ -86,53 +67,38 @@ class UseOneBitAdam(OneBitAdamOptions, Optimizer, name="onebit_adam"):
             "a run's steps are usual, which limits the compression of the whole run to 4 to 6 times"
         ]
 
-    @override
-    def bind(
-        self, model: nn.Module, lr: float, communicator: CompressedCommunicator | None = None
-    ) -> torch.optim.Optimizer:
-        return OneBitAdam(model, lr, communicator=communicator, **self.option_values())
-
 
 @dataclasses.dataclass(kw_only=True)
 class UseZeroOneAdam(ZeroOneAdamOptions, Optimizer, name="zero_one_adam"):
     """0/1 Adam: one bit per element from the start, a second moment updated ever less often, then local steps."""
 
-    keeps_gradients: ClassVar[bool] = True
-    encodes_itself: ClassVar[bool] = True
+    built = ZeroOneAdam
     needs_network: ClassVar[bool] = True
-
-    @override
-    def bind(
-        self, model: nn.Module, lr: float, communicator: CompressedCommunicator | None = None
-    ) -> torch.optim.Optimizer:
-        return ZeroOneAdam(model, lr, communicator=communicator, **self.option_values())
 
 
 @dataclasses.dataclass(kw_only=True)
 class UseAdaBelief(AdaBeliefOptions, Optimizer, name="adabelief"):
     """AdaBelief: steps scaled by how far gradients lie from their running mean."""
 
+    built = AdaBelief
+
     @override
     def bind(
         self, model: nn.Module, lr: float, communicator: CompressedCommunicator | None = None
     ) -> torch.optim.Optimizer:
-        return AdaBelief(model, lr, **self.option_values())
+        return self.built(model, lr, **self.option_values())
 
 
 @dataclasses.dataclass(kw_only=True)
 class UseMaxAdaBelief(MaxAdaBeliefOptions, Optimizer, name="max_adabelief"):
     """Max-AdaBelief: AdaBelief that divides by the largest variance so far; ranks exchange moments, not gradients."""
 
+    built = MaxAdaBelief
+
     @property
     @override
     def keeps_gradients(self) -> bool:
         return self.mode == "moments"
-
-    @override
-    def bind(
-        self, model: nn.Module, lr: float, communicator: CompressedCommunicator | None = None
-    ) -> torch.optim.Optimizer:
-        return MaxAdaBelief(model, lr, communicator=communicator, **self.option_values())
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -16,14 +16,12 @@ from gradwire.exchange.communicator import CompressedCommunicator
 
 @dataclasses.dataclass(kw_only=True)
 class TorchOptimizer(Optimizer):
-    """Base of the components that build one of torch's optimizers.
+    """Base of the components that build one of torch's optimizers; `betas` is (beta1, beta2).
 
     Attributes:
-        torch_class: torch's class, whose arguments have the names of the options; `betas` is (beta1, beta2).
         implementation: arguments that select torch's fastest implementation.
     """
 
-    torch_class: ClassVar[Callable[..., torch.optim.Optimizer]]
     implementation: ClassVar[Mapping[str, bool]] = {"fused": True}  # one pass over memory
 
     @override
@@ -33,7 +31,7 @@ class TorchOptimizer(Optimizer):
         options = self.option_values()
         if "beta1" in options:
             options["betas"] = options.pop("beta1"), options.pop("beta2")
-        return self.torch_class(model.parameters(), lr=lr, **options, **self.implementation)
+        return self.built(model.parameters(), lr=lr, **options, **self.implementation)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -52,7 +50,7 @@ class Sgd(TorchOptimizer, name="sgd"):
     """
 
     default_lr: ClassVar[float] = 0.02
-    torch_class: ClassVar[Callable[..., torch.optim.Optimizer]] = torch.optim.SGD
+    built = torch.optim.SGD
 
     momentum: Annotated[float, Ge(0), Lt(1), Doc("share of the momentum buffer that a step keeps")] = 0.9
     nesterov: Annotated[bool, Doc("Nesterov momentum: look ahead along the momentum buffer before stepping")] = False
@@ -107,7 +105,7 @@ class Adam(TorchOptimizer, name="adam"):
     """
 
     default_lr: ClassVar[float] = 0.001
-    torch_class: ClassVar[Callable[..., torch.optim.Optimizer]] = torch.optim.Adam
+    built: ClassVar[Callable[..., torch.optim.Optimizer]] = torch.optim.Adam
 
     beta1: Annotated[float, Ge(0), Lt(1), Doc("decay rate of the mean of gradients")] = 0.9
     beta2: Annotated[float, Ge(0), Lt(1), Doc("decay rate of the mean of squared gradients")] = 0.999
@@ -124,7 +122,7 @@ class AdamW(Adam, name="adamw"):
     Build torch.optim.AdamW.
     """
 
-    torch_class: ClassVar[Callable[..., torch.optim.Optimizer]] = torch.optim.AdamW
+    built = torch.optim.AdamW
 
     weight_decay: Annotated[PositiveOrZero, Doc("share of the weight removed per step, times lr")] = 0.01
 
@@ -139,7 +137,7 @@ class Adagrad(TorchOptimizer, name="adagrad"):
     """
 
     default_lr: ClassVar[float] = 0.01
-    torch_class: ClassVar[Callable[..., torch.optim.Optimizer]] = torch.optim.Adagrad
+    built = torch.optim.Adagrad
     implementation: ClassVar[Mapping[str, bool]] = {"foreach": True}  # torch's fused version is for CPUs only
 
     lr_decay: Annotated[PositiveOrZero, Doc("the learning rate is divided by 1 + steps * lr_decay")] = 0.0
@@ -158,7 +156,7 @@ class Rmsprop(TorchOptimizer, name="rmsprop"):
     """
 
     default_lr: ClassVar[float] = 0.001
-    torch_class: ClassVar[Callable[..., torch.optim.Optimizer]] = torch.optim.RMSprop
+    built = torch.optim.RMSprop
     implementation: ClassVar[Mapping[str, bool]] = {"foreach": True}  # torch has no fused version
 
     alpha: Annotated[float, Ge(0), Lt(1), Doc("decay rate of the mean of squared gradients")] = 0.99

@@ -39,8 +39,7 @@ from compressors.base import Compressor, TorchHook
 from compressors.floats import NoCompression
 from compressors.layer import Layer, Step, layers_of
 from gradwire.exchange.communicator import CompressedCommunicator, own_transport
-from gradwire.exchange.reducer import Reducer
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import Reducer, reducer_for
 from gradwire.exchange.report import StepReport
 
 # Saves a rank's state: (number of optimizer steps done, state). Every rank must call this function.
@@ -269,7 +268,7 @@ class RepeatsDecisions(Protocol):
         """Make the decisions of a stopped process again, when its run resumes; every rank must call this method.
 
         Args:
-            decisions: the decisions from the step reports, each as `Decision.to_dict` returned it.
+            decisions: the decisions from the step reports, each as its `to_dict` returned it.
         """
 
 

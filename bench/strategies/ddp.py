@@ -30,9 +30,10 @@ from collectives.transport.base import Purpose, Traffic
 from compressors.base import FP32_BYTES, Compressor, TorchHook
 from compressors.floats import NoCompression
 from compressors.layer import Layer, Step, layers_of, without_gradient
-from gradwire.ddp.hook import CompressionHook, HookSettings, OwnHook
+from gradwire.ddp.hook import CompressionHook, OwnHook
 from gradwire.exchange.communicator import (
     CompressedCommunicator,
+    HookSettings,
     Trigger,
     await_command,
 )

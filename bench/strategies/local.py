@@ -28,9 +28,8 @@ from compressors.base import Compressor
 from gradwire.exchange.communicator import own_transport
 from gradwire.exchange.report import StepReport
 from gradwire.local.by_speed import LocalStepsBySpeed
-from gradwire.local.exchange import LocalSteps
+from gradwire.local.exchange import FixedMembers, LocalSteps, Members
 from gradwire.local.fragments import dealt
-from gradwire.local.members import FixedMembers, Members
 from gradwire.local.options import LocalOptions
 
 

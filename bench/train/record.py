@@ -26,7 +26,7 @@ from bench.train.rank import device_time, link_columns
 from collectives.transport.base import Purpose, Traffic
 from collectives.transport.process_group import gather_json
 from gradwire.exchange.packed_state import bits_hash
-from gradwire.exchange.report import Decision, StepReport, add_counts
+from gradwire.exchange.report import StepReport, add_counts
 
 # Columns that add up a step report's counts, which are equal on all ranks or known to rank 0.
 _COUNTED = ("factor_fallbacks", "factor_updates_skipped")
@@ -142,7 +142,7 @@ class Recorder:
         self.train_time_s = 0.0
         self._device = next(strategy.model.parameters()).device
         self._numel = sum(layer.numel for layer in strategy.layers)
-        self._decision: Decision | None = None
+        self._decision: Any = None
         self._decided_until = -1
         # Columns that depend on the whole run so far.
         self._so_far: dict[str, Any] = dict.fromkeys(("time_to_target_s", *_COUNTED))

@@ -1,18 +1,17 @@
 """All payload kinds; importing this package registers them, so that `unpack` can decode each of them."""
 
 from collectives.payloads.base import Dense, Payload, PayloadError, unpack
-from collectives.payloads.batch import CodedBatch, SparseBatch
 from collectives.payloads.bundle import Bundle, UnreducedSum, members
 from collectives.payloads.codes import Codes, TwoMeans
-from collectives.payloads.group_sparse import GroupSparse, RowSparse
+from collectives.payloads.group_sparse import GroupSparse, RowSparse, SparseCodes
+from collectives.payloads.packed_bundle import CodedBundle, SparseBundle
 from collectives.payloads.sparse import Seeded, Sparse, SparseLevels
-from collectives.payloads.sparse_codes import SparseCodes
 from collectives.payloads.symmetric import CholeskyFactor, Triangle
 
 __all__ = [
     "Bundle",
     "CholeskyFactor",
-    "CodedBatch",
+    "CodedBundle",
     "Codes",
     "Dense",
     "GroupSparse",
@@ -21,7 +20,7 @@ __all__ = [
     "RowSparse",
     "Seeded",
     "Sparse",
-    "SparseBatch",
+    "SparseBundle",
     "SparseCodes",
     "SparseLevels",
     "Triangle",

@@ -61,7 +61,7 @@ class KeepLost(Protocol):
 def shifted(keep_lost: KeepLost | None, offset: int) -> KeepLost | None:
     """Return a callback for rounding errors in the part of a tensor that begins at element `offset`.
 
-    It calls `keep_lost`, the callback for the whole tensor. Return None if `keep_lost` is None.
+    It calls `keep_lost`, the callback for the whole tensor, unless that is None.
     """
     if keep_lost is None or not offset:
         return keep_lost
@@ -153,7 +153,7 @@ class Payload(abc.ABC):
     def num_entries(self) -> int:
         """Return the number of elements that are sent, including zeros among them.
 
-        This is `numel` for kinds that send every element, and 0 for a payload that sends none because all are zero.
+        It is `numel` for kinds that send every element, and 0 if all are zero.
         """
         return self.values.numel()
 
@@ -261,9 +261,7 @@ class Payload(abc.ABC):
     def slice(self, start: int, stop: int) -> Payload:
         """Return a payload of the elements start..stop-1 only, which are numbered from 0 there.
 
-        Args:
-            start: first element; a multiple of `alignment`, or `numel`, unless the kind `splits_blocks`.
-            stop: one past the last element, with the same restriction.
+        Both borders are multiples of `alignment`, or `numel`, unless the kind `splits_blocks`.
 
         Raises:
             PayloadError: the kind cannot be cut at `start` or `stop`.
@@ -413,8 +411,7 @@ class Dense(Payload):
 def balanced_borders(numel: int, num_parts: int, alignment: int = 1) -> list[int]:
     """Return num_parts + 1 borders that divide `numel` elements into parts of nearly equal length.
 
-    Parts consist of whole blocks of `alignment` elements; longer parts come first, and parts may be empty. Example: 10
-    elements in 3 parts -> [0, 4, 7, 10].
+    Parts consist of whole blocks of `alignment` elements; longer parts come first: 10 elements in 3 -> [0, 4, 7, 10].
     """
     quotient, remainder = divmod(-(-numel // alignment), num_parts)
     blocks_before = [part * quotient + min(part, remainder) for part in range(num_parts + 1)]

@@ -91,7 +91,7 @@ class Codes(CodedElements):
 
     Attributes:
         numel: number of elements of the dense tensor.
-        codebook: name of the codebook: sign, ternary, levels, natural, or one that was registered.
+        codebook: name of the codebook: sign, ternary, levels or natural.
         bits: bits per code, one of the codebook's `widths`.
         packed: the packed codes, uint8 [ceil(numel * bits / 8)]; empty if all scales are zero.
         scales: fp32, fp16 or bf16 [1], or [ceil(numel / block_numel)]; an empty tensor is stored if all are zero.

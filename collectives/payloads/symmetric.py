@@ -13,14 +13,13 @@ import dataclasses
 import enum
 import math
 import struct
-from collections.abc import Iterator
 from typing import Literal, Self, cast
 
 import torch
 from typing_extensions import override
 
 from collectives.payloads.base import Dense, KeepLost, Payload, PayloadError, Received
-from collectives.payloads.codec.values import add_values, cache_blocks, divided, to_value_dtype
+from collectives.payloads.codec.values import add_values, divided, to_value_dtype
 
 
 @dataclasses.dataclass(eq=False)
@@ -83,35 +82,16 @@ def _pack_triangle(matrix: torch.Tensor) -> torch.Tensor:
     """
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
         raise PayloadError(f"only square matrices have a triangle to send, got {list(matrix.shape)}")
-    values = matrix.new_empty(_triangle_numel(matrix.shape[0]))
-    for rows, part in _row_blocks(matrix.shape[0], matrix.device):
-        block = matrix[rows, : rows.stop]
-        values[part] = block.masked_select(_kept(block, rows))
-    return values
+    return matrix.masked_select(_triangle(matrix))
 
 
 def _unpack_triangle(values: torch.Tensor, size: int) -> torch.Tensor:
     matrix = values.new_zeros(size, size)
-    for rows, part in _row_blocks(size, values.device):
-        block = matrix[rows, : rows.stop]
-        block.masked_scatter_(_kept(block, rows), values[part])
-    return matrix
+    return matrix.masked_scatter_(_triangle(matrix), values)
 
 
-def _row_blocks(size: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """Divide the rows of a matrix [size, size] into blocks, on a CPU short enough for its cache.
-
-    Yields:
-        Two slices for each block: its rows, and the part of the packed lower triangle that holds these rows.
-    """
-    for elements in cache_blocks(size**2, device, multiple_of=max(1, size)):
-        rows = slice(elements.start // size, elements.stop // size)
-        yield rows, slice(_triangle_numel(rows.start), _triangle_numel(rows.stop))
-
-
-def _kept(block: torch.Tensor, rows: slice) -> torch.Tensor:
-    # a mask of the lower triangle within `block`, the matrix's [rows, :rows.stop]
-    return torch.ones_like(block, dtype=torch.bool).tril_(rows.start)
+def _triangle(matrix: torch.Tensor) -> torch.Tensor:  # a mask of the lower triangle, diagonal included
+    return torch.ones_like(matrix, dtype=torch.bool).tril_()
 
 
 @dataclasses.dataclass(eq=False)
@@ -129,11 +109,8 @@ class Triangle(Triangular):
     @property
     @override
     def matrix(self) -> torch.Tensor:
-        full = _unpack_triangle(self.values, self.size)
-        for rows, _ in _row_blocks(self.size, self.device):
-            block = full[rows, : rows.stop]
-            full[: rows.stop, rows] += block.tril(rows.start - 1).T
-        return full
+        lower = _unpack_triangle(self.values, self.size)
+        return lower + lower.tril(-1).T
 
     @override
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:

@@ -9,7 +9,7 @@ import torch
 from collectives.payloads.base import Payload, PayloadError, shifted, unpack
 from collectives.payloads.bundle import Bundle, members
 from collectives.payloads.sparse import IndexedValues
-from collectives.schedule.rounds import Layout, Message, Piece, Place, Round, leaves
+from collectives.schedule.rounds import Layout, Piece, PieceMessage, Place, Round, leaves
 from collectives.transport import messages
 from collectives.transport.base import Pending, ReduceOp, Transport, wait_all
 from collectives.transport.messages import bound_nbytes, combine_, sum_wires
@@ -226,7 +226,7 @@ class PackedPieces:
         """Return the sum of two payloads of the elements of a piece, of which one was received."""
         return first.add(second, shifted(self._keep_lost, piece.start))
 
-    def _pack(self, message: Message) -> torch.Tensor:
+    def _pack(self, message: PieceMessage) -> torch.Tensor:
         pieces = message.pieces
         if pieces not in self._packed:
             payload = together([self[piece.place] for piece in pieces])

@@ -252,7 +252,7 @@ class Piece(NamedTuple):
         return self.start, self.stop, self.number
 
 
-class Message(NamedTuple):
+class PieceMessage(NamedTuple):
     """A message from or to another rank.
 
     Attributes:
@@ -287,12 +287,12 @@ class Round:
     """
 
     itemsize: int | None = None
-    sends: list[Message] = dataclasses.field(default_factory=list)
-    receives: list[Message] = dataclasses.field(default_factory=list)
+    sends: list[PieceMessage] = dataclasses.field(default_factory=list)
+    receives: list[PieceMessage] = dataclasses.field(default_factory=list)
 
     def send(self, peer: int, *pieces: Piece) -> None:
         """Add a message to send; parts of a wire tensor that have no elements are not sent."""
-        if (message := Message(peer, pieces)).numel or self.itemsize is None:
+        if (message := PieceMessage(peer, pieces)).numel or self.itemsize is None:
             self.sends.append(message)
 
     def receive(self, peer: int, *pieces: Piece, effect: ReceiveEffect = "replace") -> None:
@@ -301,5 +301,5 @@ class Round:
         A message that replaces elements of a wire tensor may be received in place and posted early: it contains what
         this rank sent from there, so it cannot arrive before that send has completed.
         """
-        if (message := Message(peer, pieces, effect)).numel or self.itemsize is None:
+        if (message := PieceMessage(peer, pieces, effect)).numel or self.itemsize is None:
             self.receives.append(message)

@@ -16,13 +16,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from collectives.allgather import Allgather
-from collectives.allreduce import HalvingDoubling, Native, Ring, Tree
+from collectives.allreduce import Allgather, HalvingDoubling, Native, Ring, Tree
 from collectives.base import Collective
 from collectives.direct import Direct
 from collectives.hierarchical import Hierarchical
 from collectives.payloads.base import HEADER_BYTES
-from collectives.schedule.rounds import Layout, Message, Place, Round
+from collectives.schedule.rounds import Layout, PieceMessage, Place, Round
 from collectives.server import Server, Shard
 from collectives.transport import messages
 
@@ -190,7 +189,7 @@ class _Progress:
     moved: bool = False
     _has_sent: bool = False
 
-    def advance(self, under_way: collections.Counter[tuple[int, int]]) -> Iterator[tuple[Round, Message]]:
+    def advance(self, under_way: collections.Counter[tuple[int, int]]) -> Iterator[tuple[Round, PieceMessage]]:
         """Yield the messages that this rank can send before it must wait for one from another rank.
 
         Messages that the rank receives meanwhile are removed from `under_way`, which counts the messages that were sent

@@ -38,21 +38,6 @@ _WORDS_OF_BACKENDS = ("gloo", "Wait timeout")  # in plain RuntimeErrors of gloo 
 _num_backends: collections.Counter[tuple[str, tuple[int, ...]]] = collections.Counter()
 
 
-@dataclasses.dataclass(eq=False)
-class _Groups:
-    """The process groups that a transport shares with its views (transports among some of its ranks).
-
-    gloo frees the threads and sockets of a group with the last reference to it.
-
-    Attributes:
-        whole: the group of all ranks of the transport; None once the transport is closed.
-        parts: the groups of views, by the numbers of their ranks in `whole`, for the backend's own collectives.
-    """
-
-    whole: dist.ProcessGroup | None
-    parts: dict[tuple[int, ...], dist.ProcessGroup] = dataclasses.field(default_factory=dict)
-
-
 class ProcessGroupTransport(Transport):
     """A transport over one process group of torch.distributed, used from one thread.
 
@@ -73,7 +58,9 @@ class ProcessGroupTransport(Transport):
         group = group if group is not None else dist.group.WORLD
         if group is None:
             raise TransportError("torch.distributed is not initialised; call init_process_group first")
-        self._groups = _Groups(group)
+        # Shared with views: the group of all ranks, and those of views for the backend's own collectives, by their
+        # ranks in it. gloo frees the threads and sockets of a group with the last reference to it.
+        self._groups: dict[tuple[int, ...] | None, dist.ProcessGroup] = {None: group}
         self.group_name = str(group.group_name)
         self.in_step = dist.get_backend(self._group) == "nccl"
         self.members = list(range(dist.get_world_size(self._group)))
@@ -89,8 +76,8 @@ class ProcessGroupTransport(Transport):
 
     @property
     def _group(self) -> dist.ProcessGroup:
-        assert self._groups.whole is not None, "this transport is closed"
-        return self._groups.whole
+        assert self._groups, "this transport is closed"
+        return self._groups[None]
 
     @override
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
@@ -132,11 +119,13 @@ class ProcessGroupTransport(Transport):
 
         A second call does nothing.
         """
-        group = self._groups.whole
-        self._groups.parts.clear()
-        if group is None or group == dist.group.WORLD:
+        group = self._groups.get(None)
+        self._groups.clear()
+        if group is None:
             return
-        self._groups.whole = None
+        if group == dist.group.WORLD:
+            self._groups[None] = group
+            return
         with contextlib.suppress(ValueError):  # already destroyed, together with all others
             dist.destroy_process_group(group)
 
@@ -170,7 +159,7 @@ class ProcessGroupTransport(Transport):
         members = tuple(self.members)
         if members == tuple(range(self._group.size())):
             return self._group
-        if members not in self._groups.parts:
+        if members not in self._groups:
             place = (self.group_name, members)
             store = PrefixStore(f"gradwire/view/{place}/{_num_backends[place]}", _get_default_store())
             _num_backends[place] += 1
@@ -180,8 +169,8 @@ class ProcessGroupTransport(Transport):
                 backend: object = dist.ProcessGroupNCCL(store, self.rank, self.world_size, options)
             else:
                 backend = dist.ProcessGroupGloo(store, self.rank, self.world_size, self._timeout)
-            self._groups.parts[members] = cast(dist.ProcessGroup, backend)  # it has the same methods
-        return self._groups.parts[members]
+            self._groups[members] = cast(dist.ProcessGroup, backend)  # it has the same methods
+        return self._groups[members]
 
     @override
     def timeout_error(self, rank: int | None, reason: str = "") -> TransportError:

@@ -23,8 +23,7 @@ from collectives.payloads.base import Payload
 from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.layer import Layer, copies, memory_nbytes
-from gradwire.exchange.reducer import PendingReduction, Reducer, StartSum
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import PendingReduction, Reducer, StartSum, reducer_for
 from gradwire.exchange.report import Bucket
 
 FIRST = "nothing is measured yet"
@@ -65,7 +64,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The compressor-collective pair of every layer from a given step on; implements the protocol `Decision`.
+    """The compressor-collective pair of every layer from a given step on; it is the `decision` of a `StepReport`.
 
     Attributes:
         step: index of the first step with these pairs.
@@ -249,8 +248,7 @@ class ChosenPairs(Reducer):
 
     @override
     def start(self, bucket: Bucket, start_sum: StartSum, transport: Transport) -> PendingReduction:
-        if bucket.screen is not None:
-            bucket.screen()
+        bucket.screen()
         if self.look is not None:
             self.look(bucket)
         for index, layer in enumerate(bucket.layers):

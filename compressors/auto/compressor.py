@@ -31,7 +31,8 @@ from compressors.auto.ranking import StepSeconds
 from compressors.base import Traits
 from compressors.layer import Layer
 from gradwire.ddp.gradients import reduced_layers
-from gradwire.ddp.hook import CompressionHook, HookSettings, OwnHook
+from gradwire.ddp.hook import CompressionHook, OwnHook
+from gradwire.exchange.communicator import HookSettings
 
 
 class ChoosingHook(CompressionHook):

@@ -1,6 +1,6 @@
 """Encoding of all layers of a bucket in one native call.
 
-Payloads are those of layer after layer, bit for bit; that of a single layer is no batch. Arguments of the functions:
+Payloads are those of layer after layer, bit for bit; that of a single layer is no bundle. Arguments of the functions:
     gradients: fp32, one contiguous tensor per layer.
     residual: fp32 [numel of all layers]. If it is given, `left` is first overwritten with gradients + residual;
         otherwise it holds what to encode.
@@ -29,9 +29,9 @@ from collectives.kernels.loop import (
     longs,
 )
 from collectives.payloads import Payload, Sparse
-from collectives.payloads.batch import CodedBatch, MakeCoded, SparseBatch, sign, ternary, two_means
 from collectives.payloads.codec.bits import packed_nbytes
 from collectives.payloads.codec.values import value_limit
+from collectives.payloads.packed_bundle import CodedBundle, MakeCoded, SparseBundle, sign, ternary, two_means
 from compressors.kernels.selection import SPARE, TYPES
 
 _TOP_K = Loop(
@@ -104,7 +104,7 @@ def send_from_layers(
     if total < 0:
         return None
     positions, values = positions[:total], values[:total]
-    return SparseBatch(numels, [*sent], positions, values) if len(numels) > 1 else Sparse(numels[0], positions, values)
+    return SparseBundle(numels, [*sent], positions, values) if len(numels) > 1 else Sparse(numels[0], positions, values)
 
 
 def sign_layers(
@@ -147,7 +147,7 @@ def random_ternary_of_layers(gradients: Sequence[torch.Tensor], clip_sigmas: flo
 
 
 def _coded(make: MakeCoded, bits: int, numels: Sequence[int], packed: torch.Tensor, scalars: torch.Tensor) -> Payload:
-    return CodedBatch(make, bits, numels, packed, scalars) if len(numels) > 1 else make(numels[0], packed, scalars[0])
+    return CodedBundle(make, bits, numels, packed, scalars) if len(numels) > 1 else make(numels[0], packed, scalars[0])
 
 
 def _summands(

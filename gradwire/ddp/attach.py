@@ -20,15 +20,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from collectives.base import Collective
+from collectives.options import raise_first
 from compressors.base import Compressor, TorchHook
 from compressors.layer import Layer, sparse_gradients
-from gradwire.attached import OPEN, check_optimizers, close_earlier_hooks
 from gradwire.components import build_components, check_momentum, check_types
 from gradwire.ddp.gradients import change_since_wrapping, reduced_kinds, reduced_layers
-from gradwire.ddp.hook import CompressionHook, HookSettings, OwnHook
-from gradwire.exchange.communicator import Trigger
-from gradwire.exchange.reducers import reducer_for
-from gradwire.step_guard import Nonfinite
+from gradwire.ddp.hook import CompressionHook, OwnHook
+from gradwire.exchange.communicator import OPEN, HookSettings, Trigger, close_earlier_hooks
+from gradwire.exchange.reducer import reducer_for
+from gradwire.step_guard import Nonfinite, checked_optimizers
 
 # Size of DDP's first bucket, unless bucket_cap_mb sets one size for all buckets.
 FIRST_BUCKET_BYTES = 1 << 20
@@ -96,18 +96,26 @@ def attach(
     check_momentum(compressor, momentum, nesterov=nesterov)
     if scaler is not None and not scaler.is_enabled():
         scaler = None
-    if scaler is not None and nonfinite != "skip":
-        raise ValueError(f'a scaler skips steps that overflow; leave out nonfinite="{nonfinite}"')
-    if clip_norm is not None and nonfinite == "zero":
-        raise ValueError('an infinite gradient has no norm to clip; leave out nonfinite="zero" or clip_norm')
-    if clip_norm is not None and not clip_norm > 0:
-        raise ValueError(f"clip_norm={clip_norm} is not possible; give a positive norm, or None")
-    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-    check_optimizers(optimizers)
-    if any(getattr(each, "_overlap_with_ddp", False) for each in optimizers):
-        raise ValueError(
-            "overlap_with_ddp takes the place of DDP's communication hook; create the optimizer without it"
-        )
+    optimizers = checked_optimizers(optimizer)
+    raise_first(
+        ValueError,
+        (
+            scaler is not None and nonfinite != "skip",
+            f'a scaler skips steps that overflow; leave out nonfinite="{nonfinite}"',
+        ),
+        (
+            clip_norm is not None and nonfinite == "zero",
+            'an infinite gradient has no norm to clip; leave out nonfinite="zero" or clip_norm',
+        ),
+        (
+            clip_norm is not None and not clip_norm > 0,
+            f"clip_norm={clip_norm} is not possible; give a positive norm, or None",
+        ),
+        (
+            any(getattr(each, "_overlap_with_ddp", False) for each in optimizers),
+            "overlap_with_ddp takes the place of DDP's communication hook; create the optimizer without it",
+        ),
+    )
     settings = HookSettings(
         seed=seed,
         trigger=trigger,
@@ -146,7 +154,8 @@ def _engine(model: nn.Module) -> DistributedDataParallel:
         raise ValueError(
             "delay_all_reduce_named_params leaves DDP without buckets, which attach needs; wrap the model without it"
         )
-    obstacles = (
+    raise_first(
+        ValueError,
         (
             ddp._use_python_reducer,
             'under torch._dynamo.config.optimize_ddp = "python_reducer" DDP has no buckets, which attach needs; '
@@ -165,12 +174,7 @@ def _engine(model: nn.Module) -> DistributedDataParallel:
             "with skip_all_reduce_unused_params ranks would not know when a step ends; wrap the model without it",
         ),
     )
-    reasons = [reason for applies, reason in obstacles if applies]
-    if (
-        reason := next(iter(reasons), None)
-        or sparse_gradients(ddp.module)
-        or change_since_wrapping(ddp, reduced_kinds(ddp))
-    ):
+    if reason := sparse_gradients(ddp.module) or change_since_wrapping(ddp, reduced_kinds(ddp)):
         raise ValueError(reason)
     return ddp
 

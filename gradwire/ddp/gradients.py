@@ -3,7 +3,7 @@
 import functools
 import operator
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
 from compressors.layer import Layer, layers_of
-from gradwire.attached import Kind, changed_parameter, kind_of
+from gradwire.step_guard import Kind, changed_parameter, kind_of
 
 
 def reduced_layers(ddp: DistributedDataParallel) -> list[Layer]:
@@ -48,6 +48,33 @@ def change_since_wrapping(
         advice="do that first, then wrap the model in DDP",
         ignored=ddp.parameters_to_ignore,
         may_freeze=may_freeze,
+    )
+
+
+def why_missing(
+    ddp: DistributedDataParallel, was: Mapping[int, Kind], layers: Sequence[Layer], call: str, *, has_begun: bool
+) -> str:
+    """Return a sentence for the user: why DDP has not handed over all gradients in a step, and what to do.
+
+    Args:
+        ddp: the model.
+        was: as in `change_since_wrapping`.
+        layers: every parameter that DDP reduces.
+        call: what ends a step, such as "optimizer.step()".
+        has_begun: True if DDP has handed over some gradients.
+    """
+    if reason := change_since_wrapping(ddp, was):
+        return reason
+    without = [layer.name for layer in layers if layer.weight is not None and layer.weight.grad is None]
+    if has_begun or 0 < len(without) < len(layers):
+        return (
+            f"backward() gave {[*without, 'some parameter'][0]} no gradient, so DDP did not finish; "
+            "wrap the model with find_unused_parameters=True"
+        )
+    return (
+        f"no gradient came through DDP since the last {call}; call ddp(x), not model(x), leave the last "
+        f"backward() of a step outside no_sync(), and call {call} once per step; if the network is trained without "
+        "this hook now, call its close()"
     )
 
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import datetime
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, cast
 
@@ -19,11 +20,34 @@ from compressors.base import Compressor, PerLayer
 from compressors.layer import Layer, Memory, Step
 from compressors.parts.buckets import bundled, split
 from gradwire.exchange.encode_group import group_layers
+from gradwire.exchange.packed_state import bits_hash
 from gradwire.exchange.reducer import Reducer
 from gradwire.exchange.report import Bucket, EncodedLayer, StepReport
+from gradwire.step_guard import Nonfinite, StepGuard, parameters_of
 
 Trigger = Literal["async", "sync"]
 CombineOp = Literal["mean", "sum", "max"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HookSettings:
+    """Settings of a hook, independent of compressor and collective.
+
+    Attributes:
+        seed: seed of the compressor's own random numbers, the same on every rank.
+        nonfinite: what to do about NaN or infinity: "skip" the step on all ranks, "raise", or "zero" the elements.
+        timeout_s: longest wait for any one message, in seconds.
+        trigger: "async" sends each bucket during backward, "sync" after all ranks have finished backward.
+        scaler: gradients are divided by its scale before they are compressed, and multiplied afterwards.
+        clip_norm: largest L2 norm of a rank's gradient, which is clipped before it is sent; None: not clipped.
+    """
+
+    seed: int
+    nonfinite: Nonfinite
+    timeout_s: float
+    trigger: Trigger = "async"
+    scaler: torch.amp.GradScaler | None = None
+    clip_norm: float | None = None
 
 
 class CompressedCommunicator:
@@ -36,9 +60,11 @@ class CompressedCommunicator:
         reducer: the compressor with this rank's state.
         collective: sums payloads.
         transport: connects the ranks, preferably over a separate process group (`own_transport`); `close` closes it.
+        nonfinite: the policy of `guard`.
 
     Attributes:
         layers, reducer, transport: the arguments.
+        guard: counts the steps of a communicator that nobody tells them, and checks gradients and the model.
         collective: the collective, bound to the transport.
         traffic: the messages and bytes that this rank has sent so far, per purpose.
         residual_norms: a function without arguments that returns, by layer id, the L2 norm of each layer's residual
@@ -46,8 +72,16 @@ class CompressedCommunicator:
         last_encoded: the payloads of this rank's last step by the ids of the layers inside; see `Reducer`.
     """
 
-    def __init__(self, layers: Sequence[Layer], reducer: Reducer, collective: Collective, transport: Transport) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        reducer: Reducer,
+        collective: Collective,
+        transport: Transport,
+        nonfinite: Nonfinite = "skip",
+    ) -> None:
         self.layers = list(layers)
+        self.guard = StepGuard(nonfinite)
         self.reducer = reducer
         self.transport = transport
         self.traffic, self.residual_norms = transport.traffic, reducer.residual_norms
@@ -57,6 +91,13 @@ class CompressedCommunicator:
         self._others: list[BoundCollective] = []
         step = Step(index=0, epoch=0, rank=transport.rank, world_size=transport.world_size, seed=0, warmup=False)
         CompressedCommunicator.start_step(self, step)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of finished epochs, which controls the density during the warm-up epochs.
+
+        Without this call, a compressor skips its warm-up epochs, if it has any, and a hook warns about that.
+        """
+        self.guard.set_epoch(epoch)
 
     def step_of(self, index: int, epoch: int | None, seed: int) -> Step:
         """Return this rank's training step; the compressor's warm-up epochs are skipped if the epoch is not known."""
@@ -107,8 +148,7 @@ class CompressedCommunicator:
                 Dense(flat), tuple(layer.id for layer in layers), "max" if op == "max" else "sum"
             )
             total.add_to_(combined, divisor=self.transport.world_size if op == "mean" else 1)
-            for tensor, part in zip(tensors, combined.split([tensor.numel() for tensor in tensors]), strict=True):
-                tensor.copy_(part.view_as(tensor))
+            set_parts_(tensors, combined)
             report.encoded = _sent_whole(layers, tensors)
 
     def average_(self, flat: torch.Tensor) -> None:
@@ -158,10 +198,45 @@ class CompressedCommunicator:
         finish = self.transport.start_all_reduce_scalars([float(flag)], "max")
         return lambda: any(finish())
 
+    def difference_of_weights(self, optimizers: Iterable[torch.optim.Optimizer]) -> str:
+        """Compare the bits of the weights, and of what else these optimizers update, over ranks.
+
+        Every rank must call this method. It returns a sentence for the user if some differ, else an empty string.
+        """
+        of_layers = {layer.name: [cast(torch.Tensor, layer.weight)] for layer in self.layers}
+        known = {id(layer.weight) for layer in self.layers}
+        updated = {id(each): each for optimizer in optimizers for each in parameters_of(optimizer)}
+        others = [each for key, each in updated.items() if key not in known]
+        tensors = {**of_layers, "a parameter of an optimizer that is not in the model": others}
+        hashes = [int(bits_hash(each)[:12], 16) for each in tensors.values()]  # fp64 holds 48 bits exactly
+        most = self.transport.all_reduce_scalars([*hashes, *(-each for each in hashes)], "max")
+        highest, lowest = most[: len(hashes)], most[len(hashes) :]
+        names = [name for name, high, low in zip(tensors, highest, lowest, strict=True) if high != -low]
+        more = f" and {len(names) - 1} more layers differ" if len(names) > 1 else " differs"
+        if not names:
+            return ""
+        return (
+            f"after the first update {names[0]}{more} between ranks, which then train different models; "
+            "begin with equal weights, and update them in the same way on every rank"
+        )
+
     def finish_step(self) -> StepReport:
         """Accept the state (residuals, for example) that this step proposed, and return the report of the step."""
         self.commit()
         return self._report
+
+    def conclude(self, *, is_nonfinite: bool) -> None:
+        """Accept the proposed state, or drop it and skip the step if a gradient of some rank was not finite.
+
+        Raises:
+            NonFiniteGradient: one was not, and `nonfinite` is "raise".
+        """
+        if not is_nonfinite:
+            self.commit()
+            return
+        self.drop()
+        self._report.skipped = True
+        self.guard.skip(f"a gradient was not finite at step {self._step.index}")
 
     def commit(self) -> None:
         """Accept the state (residuals, for example) that exchanges proposed since the last `commit` or `drop`."""
@@ -191,19 +266,22 @@ class CompressedCommunicator:
     def state_dict(self) -> dict[str, Any]:
         """Return all state that training needs to resume bit for bit; it differs between ranks, so save each rank's."""
         return {
+            "step": self.guard.index,
             "reducer": self.reducer.state_dict(),
             "collective": self.collective.state_dict(),
             "sums": self._sum_encoder.memory.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the whole state with one that `state_dict` returned."""
+        """Replace the whole state with one that `state_dict` returned; load the model's weights first."""
+        self.guard.index = state["step"]
         self.reducer.load_state_dict(state["reducer"])
         self.collective.load_state_dict(state["collective"])
         self._sum_encoder.memory.load_state_dict(state["sums"])
 
     def close(self) -> None:
         """Close the collectives and the transport; every rank must call this method."""
+        self.guard.closed = True
         for collective in (self.collective, *self._others):
             collective.close()
         self.transport.close()
@@ -214,11 +292,33 @@ class CompressedCommunicator:
         return self._report.exposed_s or 0.0
 
 
+OPEN: "weakref.WeakSet[CompressedCommunicator]" = weakref.WeakSet()
+"""The hooks of models of the user's own; closed ones may be among them."""
+
+
+def close_earlier_hooks(layers: Iterable[Layer]) -> None:
+    """Close the hooks that exchange any of these parameters; an exception may have ended their training.
+
+    Every rank must call this function. Otherwise two hooks would exchange the gradients of one backward.
+    """
+    ids = {id(layer.weight) for layer in layers}
+    for hook in list(OPEN):
+        if not ids.isdisjoint(id(layer.weight) for layer in hook.layers):
+            OPEN.discard(hook)
+            hook.close()
+
+
 def _sent_whole(layers: Sequence[Layer], tensors: Sequence[torch.Tensor]) -> list[EncodedLayer]:
     return [
         EncodedLayer(layer=layer, payload="Dense", nbytes=tensor.nbytes, num_entries=tensor.numel(), seconds=0.0)
         for layer, tensor in zip(layers, tensors, strict=True)
     ]
+
+
+def set_parts_(tensors: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
+    """Set tensors, of any shape, to their parts of `flat`, [elements of all tensors], in which they lie end to end."""
+    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))
 
 
 def own_transport(device: torch.device, timeout_s: float, group: dist.ProcessGroup | None = None) -> Transport:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from compressors.layer import Layer, Step
+from compressors.parts.buckets import is_finite
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -22,8 +23,9 @@ class Bucket:
         updates: one flat floating tensor per layer for the updates; by default the gradients themselves. A gradient
             that is not its own update tensor is only read.
         step: the training step.
-        screen: handles NaN and infinity in `gradients`, so that they do not enter residuals; `gradients` may then hold
-            other tensors. A reducer calls it before it encodes, or when it finds such a value. None: encode them.
+        screen_: replaces NaN and infinity in tensors, so that they do not enter residuals; see `screen`. None: encode
+            them.
+        buffer: the memory of all updates, if they are screened.
         encoded: filled by the reducer, one entry per layer.
         encode_s: filled by the reducer, seconds of encoding and decoding.
     """
@@ -32,15 +34,29 @@ class Bucket:
     gradients: list[torch.Tensor]
     step: Step
     updates: list[torch.Tensor] = dataclasses.field(default_factory=list)
-    screen: Callable[[], object] | None = None
+    screen_: Callable[[Sequence[torch.Tensor]], object] | None = None
+    buffer: torch.Tensor | None = None
     encoded: list[EncodedLayer] = dataclasses.field(default_factory=list)
     encode_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.updates = self.updates or self.gradients
 
+    def screen(self) -> None:
+        """Replace NaN and infinity in the gradients, which are then copied to the updates if they may not be changed.
+
+        A reducer calls this before it encodes, or when it finds such a value.
+        """
+        if self.screen_ is None or (self.gradients is not self.updates and all(map(is_finite, self.gradients))):
+            return
+        for update, gradient in zip(self.updates, self.gradients, strict=True):
+            if update is not gradient:
+                update.copy_(gradient)
+        self.gradients = self.updates
+        self.screen_(self.updates if self.buffer is None else [self.buffer])
+
     def part(self, indices: Sequence[int]) -> Bucket:
-        """Return a bucket of the layers at these indices; it has no `screen`, because the whole bucket is screened."""
+        """Return a bucket of the layers at these indices, which is not screened, because the whole bucket is."""
         return Bucket(
             layers=[self.layers[index] for index in indices],
             gradients=[self.gradients[index] for index in indices],
@@ -70,26 +86,6 @@ class EncodedLayer:
     density_wanted: float | None = None
 
 
-class Decision(Protocol):
-    """A decision made during training about how gradients are sent, such as which compressor sends which layer.
-
-    A resumed run must make the same decisions.
-    """
-
-    @property
-    def step(self) -> int:
-        """Return the index of the first training step to which this decision applies."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the decision as values that JSON can store."""
-
-    def columns(self, layers: Sequence[Layer]) -> dict[str, Any]:
-        """Return the columns of `metrics.csv` that report this decision, by name."""
-
-    def layer_columns(self, layer: Layer) -> dict[str, Any]:
-        """Return the columns of `layers.csv` that report this decision for a layer, by name."""
-
-
 @dataclasses.dataclass(kw_only=True)
 class StepReport:
     """The results of one step's exchange on this rank.
@@ -111,7 +107,10 @@ class StepReport:
             there are no such matrices.
         factor_updates_skipped: number of times that no matrix was updated because one was not finite; None without
             matrices.
-        decision: the decision about how gradients are sent that was used in this step; None if none is made.
+        decision: the decision about how gradients are sent that was used in this step, such as `Choice` of `auto`; a
+            resumed run makes it again. Its `step` is the first one that it applies to, `to_dict` returns values for
+            JSON, `columns(layers)` those of `metrics.csv`, `layer_columns(layer)` those of `layers.csv`. None if none
+            is made.
     """
 
     skipped: bool = False
@@ -125,7 +124,7 @@ class StepReport:
     staleness: int | None = None
     factor_fallbacks: int | None = None
     factor_updates_skipped: int | None = None
-    decision: Decision | None = None
+    decision: Any = None
 
     def add(self, other: StepReport) -> None:
         """Add the times, layers and counts of another exchange in the same step; times that are None stay None."""

@@ -8,7 +8,6 @@ FSDP2 shards inside each replica and does not know the others. After each reduce
 rank's shard of one unit's gradients, which the hook replaces with the mean over replicas before backward continues.
 """
 
-import dataclasses
 import functools
 import itertools
 import weakref
@@ -28,12 +27,11 @@ from collectives.transport.process_group import gather_json
 from compressors.base import Compressor, DdpHook
 from compressors.layer import Layer, layers_of, sparse_gradients
 from gradwire.components import build_components, check_momentum, check_types
-from gradwire.exchange.communicator import CompressedCommunicator, own_transport
-from gradwire.exchange.reducer import Reducer
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.communicator import CompressedCommunicator, HookSettings, own_transport
+from gradwire.exchange.reducer import Reducer, reducer_for
 from gradwire.exchange.report import Bucket, StepReport
 from gradwire.fsdp.units import Unit, units_of
-from gradwire.step_guard import Nonfinite, StepGuard
+from gradwire.step_guard import Nonfinite
 
 
 def attach_fsdp(
@@ -82,8 +80,8 @@ def attach_fsdp(
     _check_replicas(units, mesh, replicas)
     _copy_weights(model, replicas)
     reducer = reducer_for(compressor, momentum=momentum or 0.0, nesterov=nesterov)
-    settings = FsdpSettings(mesh=mesh, group=replicas, seed=seed, nonfinite=nonfinite, timeout_s=timeout_s)
-    return ShardHook(model, units, reducer, collective, settings)
+    settings = HookSettings(seed=seed, nonfinite=nonfinite, timeout_s=timeout_s)
+    return ShardHook(model, units, mesh, replicas, reducer, collective, settings)
 
 
 def checked_units(model: nn.Module, compressor: Compressor, collective: Collective) -> tuple[list[Unit], DeviceMesh]:
@@ -110,25 +108,6 @@ def checked_units(model: nn.Module, compressor: Compressor, collective: Collecti
     return units, mesh
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FsdpSettings:
-    """Settings of a hook for FSDP2, independent of compressor and collective.
-
-    Attributes:
-        mesh: the ranks over which the model is sharded.
-        group: the ranks that exchange compressed gradients.
-        seed: seed of the compressor's own random numbers, the same on every rank.
-        nonfinite: what to do about NaN or infinity: "skip" the step on all ranks, "raise", or "zero" the elements.
-        timeout_s: longest wait for any one message, in seconds.
-    """
-
-    mesh: DeviceMesh
-    group: dist.ProcessGroup
-    seed: int
-    nonfinite: Nonfinite
-    timeout_s: float
-
-
 _ATTACHED: weakref.WeakSet[FSDPModule] = weakref.WeakSet()  # modules in fully_shard whose hook is open
 
 
@@ -141,6 +120,8 @@ class FsdpHook(CompressedCommunicator):
         model: the model.
         units: its units.
         layers: the tensors that are compressed.
+        mesh: the ranks over which the model is sharded.
+        group: the ranks that exchange compressed gradients.
         reducer: the compressor with this rank's state.
         collective: sums payloads.
         settings: the other settings.
@@ -158,27 +139,22 @@ class FsdpHook(CompressedCommunicator):
         model: nn.Module,
         units: Sequence[Unit],
         layers: Sequence[Layer],
+        mesh: DeviceMesh,
+        group: dist.ProcessGroup,
         reducer: Reducer,
         collective: Collective,
-        settings: FsdpSettings,
+        settings: HookSettings,
     ) -> None:
-        device = torch.device(settings.mesh.device_type)
+        device = torch.device(mesh.device_type)
         if device.type != "cpu":
             device = torch.device(device.type, torch.accelerator.current_device_index())
-        super().__init__(layers, reducer, collective, own_transport(device, settings.timeout_s, settings.group))
-        self._model, self._units = model, units
+        transport = own_transport(device, settings.timeout_s, group)
+        super().__init__(layers, reducer, collective, transport, settings.nonfinite)
+        self._model, self._units, self._mesh = model, units, mesh
         self._settings = settings
-        self._guard = StepGuard(settings.nonfinite)
-        self._guard.attach(model, self._why_not_exchanged, reducer.compressor, self.transport.rank)
+        self.guard.attach(model, self._why_not_exchanged, reducer.compressor, self.transport.rank)
         self._exchanged: set[str] = set()  # names of units, since the last `finish_step`
         _ATTACHED.update(unit.module for unit in units)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the number of finished epochs, which controls the density during the warm-up epochs.
-
-        Without this call, a compressor skips its warm-up epochs, if it has any, and warns about that.
-        """
-        self._guard.set_epoch(epoch)
 
     def step_ok(self) -> bool:
         """Return True if `optimizer.step()` is to be called, or False if a gradient of any rank was not finite.
@@ -197,15 +173,11 @@ class FsdpHook(CompressedCommunicator):
         """Return the report of the exchange in the last `backward`; raises the same errors as `step_ok`."""
         if missing := [unit.name for unit in self._units if unit.layers and unit.name not in self._exchanged]:
             raise RuntimeError(self._why_missing(missing))
-        self._guard.check()
+        self.guard.check()
         self._exchanged.clear()
-        self._guard.index += 1
-        if self._settings.nonfinite != "zero" and self._is_nonfinite_anywhere():
-            self._report.skipped = True
-            self.drop()
-            self._guard.skip(f"a gradient was not finite at step {self._step.index}")
-            return self._report
-        return super().finish_step()
+        self.guard.index += 1
+        self.conclude(is_nonfinite=self._settings.nonfinite != "zero" and self._is_nonfinite_anywhere())
+        return self._report
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -213,7 +185,7 @@ class FsdpHook(CompressedCommunicator):
 
         Gradients of micro-steps that were not exchanged yet are not part of it.
         """
-        return {"step": self._guard.index, "hook": type(self).__name__, "shard": self._shard, **super().state_dict()}
+        return {"hook": type(self).__name__, "shard": self._shard, **super().state_dict()}
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -230,7 +202,6 @@ class FsdpHook(CompressedCommunicator):
                 f"this state belongs to shard {of} of {n}, and this rank holds shard {own} of {now}; "
                 "load the file of the same rank, with the same number of shards"
             )
-        self._guard.index = state["step"]
         super().load_state_dict(state)
 
     @override
@@ -240,25 +211,24 @@ class FsdpHook(CompressedCommunicator):
         Afterwards `backward` through this model raises an error, until a hook is attached again. Later calls do
         nothing.
         """
-        if not self._guard.closed:
-            self._guard.closed = True
+        if not self.guard.closed:
             _ATTACHED.difference_update(unit.module for unit in self._units)
             super().close()
 
     @property
     def _shard(self) -> list[int]:
         # this rank's shard, and the number of shards
-        return [self._settings.mesh.get_local_rank(), self._settings.mesh.size()]
+        return [self._mesh.get_local_rank(), self._mesh.size()]
 
     def _begin_unit(self, unit: Unit) -> None:
         # the first unit of a step begins it
         if not self._exchanged:
-            self.start_step(self.step_of(self._guard.index, self._guard.epoch, self._settings.seed))
+            self.start_step(self.step_of(self.guard.index, self.guard.epoch, self._settings.seed))
         self._exchanged.add(unit.name)
 
     def _check_call(self, unit: Unit, numel: int) -> None:
         """Raise RuntimeError if FSDP2's buffer, with `numel` elements per shard, is not expected now."""
-        if self._guard.closed:
+        if self.guard.closed:
             raise RuntimeError("the hook of this model is closed; attach one again")
         if numel != unit.numel:
             raise RuntimeError(
@@ -272,13 +242,8 @@ class FsdpHook(CompressedCommunicator):
                 f"{self._skips_sending} before the backward of all micro-steps but the last"
             )
 
-    def _screen(self, gradients: torch.Tensor) -> bool:
-        # NaN and infinity must not reach residuals; `bucket.gradients` stay views of these gradients
-        self._guard.screen_([gradients])
-        return False
-
     def _is_nonfinite_anywhere(self) -> bool:
-        return self._guard.start_vote(self.start_on_any_rank)()
+        return self.guard.start_vote(self.start_on_any_rank)()
 
     def _why_not_exchanged(self) -> str | None:
         """Return a sentence about a parameter whose gradient replicas do not exchange; None without one."""
@@ -295,7 +260,7 @@ class FsdpHook(CompressedCommunicator):
         )
 
     def _why_missing(self, missing: Sequence[str]) -> str:
-        if self._guard.closed:
+        if self.guard.closed:
             return "the hook of this model is closed; attach one again"
         if self._exchanged:
             return (
@@ -319,13 +284,14 @@ class ShardHook(FsdpHook):
         self,
         model: nn.Module,
         units: Sequence[Unit],
+        mesh: DeviceMesh,
+        group: dist.ProcessGroup,
         reducer: Reducer,
         collective: Collective,
-        settings: FsdpSettings,
+        settings: HookSettings,
     ) -> None:
-        super().__init__(
-            model, units, [layer for unit in units for layer in unit.layers], reducer, collective, settings
-        )
+        layers = [layer for unit in units for layer in unit.layers]
+        super().__init__(model, units, layers, mesh, group, reducer, collective, settings)
         self._requires_all_reduce = True
         self._sums: dict[str, torch.Tensor] = {}  # by unit: gradient shards of micro-steps that were not exchanged
         for unit in units:
@@ -364,10 +330,10 @@ class ShardHook(FsdpHook):
             shard.zero_()
             return
         self._begin_unit(unit)
-        parts = list(shard.div_(self._settings.mesh.size()).split([layer.numel for layer in unit.layers]))
+        parts = list(shard.div_(self._mesh.size()).split([layer.numel for layer in unit.layers]))
         with self.exchanging() as report:
             bucket = Bucket(
-                layers=unit.layers, gradients=parts, step=self._step, screen=functools.partial(self._screen, shard)
+                layers=unit.layers, gradients=parts, step=self._step, screen_=self.guard.screen_, buffer=shard
             )
             self.reducer.reduce(bucket, self.collective.sum, self.transport)
             report.encoded, report.encode_s = bucket.encoded, bucket.encode_s
@@ -376,7 +342,7 @@ class ShardHook(FsdpHook):
     def _is_nonfinite_anywhere(self) -> bool:
         among_replicas = super()._is_nonfinite_anywhere()
         flag = torch.tensor([among_replicas], dtype=torch.float32, device=self.transport.device)
-        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._settings.mesh.get_group())
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._mesh.get_group())
         return bool(flag)
 
 

@@ -14,8 +14,9 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
-from collectives.allgather import Allgather
+from collectives.allreduce import Allgather
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.bundle import UnreducedSum
 from collectives.schedule.rounds import leaves
@@ -24,9 +25,10 @@ from collectives.transport.messages import bound_nbytes, pack
 from compressors.base import Compressor, MultiRound, PerLayer
 from compressors.layer import Layer
 from gradwire.components import build_components, check_momentum
+from gradwire.exchange.communicator import HookSettings
 from gradwire.exchange.reducer import PerLayerReducer
 from gradwire.exchange.report import Bucket
-from gradwire.fsdp.attach import FsdpHook, FsdpSettings, checked_units
+from gradwire.fsdp.attach import FsdpHook, checked_units
 from gradwire.fsdp.units import Unit
 from gradwire.step_guard import Nonfinite
 
@@ -77,8 +79,8 @@ def attach_reduce_scatter(
         raise ValueError("the model is not divided among several ranks, so FSDP2 reduces nothing; shard it over more")
     check_momentum(compressor, momentum, nesterov=nesterov)
     reducer = PerLayerReducer(compressor, momentum=momentum or 0.0, nesterov=nesterov)
-    settings = FsdpSettings(mesh=mesh, group=mesh.get_group(), seed=seed, nonfinite=nonfinite, timeout_s=timeout_s)
-    return ReduceScatterHook(model, units, reducer, collective, settings)
+    settings = HookSettings(seed=seed, nonfinite=nonfinite, timeout_s=timeout_s)
+    return ReduceScatterHook(model, units, mesh, reducer, collective, settings)
 
 
 class ReduceScatterHook(FsdpHook):
@@ -94,18 +96,19 @@ class ReduceScatterHook(FsdpHook):
         self,
         model: nn.Module,
         units: Sequence[Unit],
+        mesh: DeviceMesh,
         reducer: PerLayerReducer,
         collective: Allgather,
-        settings: FsdpSettings,
+        settings: HookSettings,
     ) -> None:
         num_ids = 1 + max((layer.id for unit in units for layer in unit.layers), default=0)
-        num_ranks = settings.mesh.size()
+        num_ranks = mesh.size()
         self._rows = {
             unit.name: [[_of_rank(layer, rank, num_ids) for layer in unit.layers] for rank in range(num_ranks)]
             for unit in units
         }
         layers = [layer for rows in self._rows.values() for row in rows for layer in row]
-        super().__init__(model, units, layers, reducer, collective, settings)
+        super().__init__(model, units, layers, mesh, mesh.get_group(), reducer, collective, settings)
         for unit in units:
             unit.module.set_custom_reduce_scatter(_CompressedReduceScatter(self, unit))  # type: ignore[arg-type]
 
@@ -123,7 +126,7 @@ class ReduceScatterHook(FsdpHook):
         """
         self._check_call(unit, shard.numel())
         self._begin_unit(unit)
-        self._screen(gradients)
+        self.guard.screen_([gradients])
         own, sizes = self.transport.rank, [layer.numel for layer in unit.layers]
         with self.exchanging() as report:
             messages = []
@@ -134,7 +137,7 @@ class ReduceScatterHook(FsdpHook):
                 report.encoded += bucket.encoded if rank != own else []
             arriving = Bucket(layers=self._rows[unit.name][own], gradients=list(shard.split(sizes)), step=self._step)
             self.reducer.finish_bucket(UnreducedSum(_all_to_all(messages, self.transport)), arriving)
-            self.reducer.free_buffers()
+            self.reducer.memory.buffers.end_step()
             report.encode_s = (report.encode_s or 0.0) + arriving.encode_s
 
 

@@ -24,25 +24,24 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from collectives.base import Collective
+from collectives.options import raise_first
 from collectives.refusals import refuse
 from compressors.base import Compressor
 from compressors.layer import layers_of, sparse_gradients
-from gradwire.attached import (
-    OPEN,
+from gradwire.components import build_components, check_types
+from gradwire.exchange.communicator import OPEN, close_earlier_hooks, copy_from_first_rank_, own_transport
+from gradwire.local.exchange import FixedMembers, LocalSteps, Members
+from gradwire.local.fragments import OuterOptimizer
+from gradwire.local.options import LocalOptions
+from gradwire.step_guard import (
+    Nonfinite,
     changed_parameter,
-    check_optimizers,
-    close_earlier_hooks,
+    checked_optimizers,
+    closure_of,
     kind_of,
     parameters_of,
     unknown_parameter,
 )
-from gradwire.components import build_components, check_types
-from gradwire.exchange.communicator import copy_from_first_rank_, own_transport
-from gradwire.local.exchange import LocalSteps
-from gradwire.local.fragments import OuterOptimizer
-from gradwire.local.members import FixedMembers, Members
-from gradwire.local.options import LocalOptions
-from gradwire.step_guard import Nonfinite
 
 
 def attach_local(
@@ -85,16 +84,24 @@ def attach_local(
         OptionError: an option is unknown or impossible, or a spec names no component.
     """
     compressor, collective = build_components(compressor, collective)
-    if nonfinite not in get_args(Nonfinite):
-        raise ValueError(f'nonfinite="{nonfinite}" is not possible; use {", ".join(get_args(Nonfinite))}')
     chosen = LocalOptions.from_text(options)
-    if chosen.steps == "auto":
-        raise ValueError("attach_local cannot end the loop of your script at an exchange; give steps a number")
-    of_default = [name for name in ("outer_lr", "outer_momentum", "nesterov") if name in options]
-    if of_default and outer_optimizer is not None:
-        raise ValueError(f"{of_default[0]} is for the SGD that outer_optimizer replaces; leave out one of the two")
-    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-    check_optimizers(optimizers)
+    of_default = [*(name for name in ("outer_lr", "outer_momentum", "nesterov") if name in options), None]
+    raise_first(
+        ValueError,
+        (
+            nonfinite not in get_args(Nonfinite),
+            f'nonfinite="{nonfinite}" is not possible; use {", ".join(get_args(Nonfinite))}',
+        ),
+        (
+            chosen.steps == "auto",
+            "attach_local cannot end the loop of your script at an exchange; give steps a number",
+        ),
+        (
+            of_default[0] and outer_optimizer is not None,
+            f"{of_default[0]} is for the SGD that outer_optimizer replaces; leave out one of the two",
+        ),
+    )
+    optimizers = checked_optimizers(optimizer)
     refuse(chosen.pair_refusals, compressor, collective)
     layers = layers_of(model)
     compressor.check_compatible(collective, layers)
@@ -121,24 +128,24 @@ def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Non
     of_optimizers = [set(map(id, parameters_of(each))) for each in optimizers]
     wide = [name for name, weight in model.named_parameters() if weight.dtype == torch.float64]
     of_zero = [each for each in optimizers if type(each).__name__ == "ZeroRedundancyOptimizer"]
-    obstacles = (
+    sparse = sparse_gradients(model)
+    raise_first(
+        ValueError,
         (
-            isinstance(model, DistributedDataParallel) or bool(names),
+            isinstance(model, DistributedDataParallel) or names,
             "attach_local needs the network itself, because DDP and FSDP exchange something in every step; leave out "
             "the wrapper",
         ),
         (not trainable, "the model has no trainable parameters, so nothing can be exchanged; unfreeze some"),
         (not optimizers, "attach_local needs the model's optimizer, whose steps it counts; give it one or several"),
-        (bool(of_zero), "ZeroRedundancyOptimizer sends parameters in every step; use the optimizer inside it"),
-        (bool(wide), f"{next(iter(wide), '')} is fp64 and differences are taken in fp32; convert the model to fp32"),
+        (of_zero, "ZeroRedundancyOptimizer sends parameters in every step; use the optimizer inside it"),
+        (wide, f"{next(iter(wide), '')} is fp64 and differences are taken in fp32; convert the model to fp32"),
         (
             not all(trainable & own for own in of_optimizers),
             "an optimizer has none of the model's trainable parameters; give attach_local the optimizers of this model",
         ),
+        (sparse, sparse or ""),
     )
-    reasons = [reason for applies, reason in obstacles if applies]
-    if reason := next(iter(reasons), None) or sparse_gradients(model):
-        raise ValueError(reason)
 
 
 class LocalHook(LocalSteps):
@@ -161,22 +168,13 @@ class LocalHook(LocalSteps):
         self._seed = seed
         self._updates = True  # false if this rank skips the step
         self._kinds = {id(layer.weight): kind_of(layer.weight) for layer in self.layers if layer.weight is not None}
-        self._attached = self._guard.attach(model, self._why_not_exchanged, compressor, members.transport.rank)
-        self._attached.optimizers += optimizers
+        self._attached = self.guard.attach(model, self._why_not_exchanged, compressor, members.transport.rank)
+        self._attached.watch(optimizers, self._before_update, self._after_update)
         self._shows_outer = self._is_updating = False
         self._versions: list[int] = []  # of the weights after the last step; empty if another optimizer may change them
         self._waiting_for = self._ids = {id(each) for each in optimizers}  # optimizers that have not made this step
-        self._handles = [each.register_step_pre_hook(self._before_update) for each in optimizers]
-        self._handles += [each.register_step_post_hook(self._after_update) for each in optimizers]
-        self._handles.append(_watch_other_optimizers(self))
+        self._of_others = _watch_other_optimizers(self)
         OPEN.add(self)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the number of finished epochs, which controls the density during the warm-up epochs.
-
-        Without this call, a compressor skips its warm-up epochs, if it has any, and warns about that.
-        """
-        self._guard.set_epoch(epoch)
 
     @contextlib.contextmanager
     def outer(self) -> Iterator[None]:
@@ -186,12 +184,12 @@ class LocalHook(LocalSteps):
             RuntimeError: the model or its optimizers have changed, a parameter was changed in the block, or the hook is
                 closed.
         """
-        if self._guard.closed:
+        if self.guard.closed:
             raise RuntimeError("local steps are closed, and the model has held the outer copy since; leave out outer()")
         if self._shows_outer:  # the block around this one ends it
             yield
             return
-        self._guard.check_unchanged()
+        self.guard.check_unchanged()
         self.check_buffers()
         self.show_outer()
         self._shows_outer = True
@@ -204,7 +202,7 @@ class LocalHook(LocalSteps):
                 )
         finally:
             self._shows_outer = False
-            if not self._guard.closed:
+            if not self.guard.closed:
                 self.show_inner()
                 self._versions = self._versions_now()
 
@@ -214,7 +212,7 @@ class LocalHook(LocalSteps):
 
         Save that of every rank, between two steps.
         """
-        with contextlib.nullcontext() if self._guard.closed else self.outer():
+        with contextlib.nullcontext() if self.guard.closed else self.outer():
             return super().state_dict() | {"options": self._options_now()}
 
     @override
@@ -245,13 +243,13 @@ class LocalHook(LocalSteps):
         Raises:
             RuntimeError: a parameter has another shape than its outer copy; the model then stays as it is.
         """
-        if self._guard.closed:
+        if self.guard.closed:
             return
         is_changed = not self._shows_outer and self._versions not in ([], self._versions_now())
-        for handle in self._handles:
-            handle.remove()
+        self._attached.close()
+        self._of_others.remove()
         OPEN.discard(self)
-        self._guard.closed = True
+        self.guard.closed = True
         try:
             for layer in self.layers:
                 if layer.weight is not None and layer.weight.shape != layer.shape:
@@ -262,7 +260,7 @@ class LocalHook(LocalSteps):
             self.show_outer()
         finally:
             super().close()
-        if is_changed and self._steps > self.options.start_after:
+        if is_changed and self.guard.index > self.options.start_after:
             warnings.warn(
                 "the model's weights were changed after the last step that attach_local counted, and close() put the "
                 "exchanged weights back; call close() before such a change",
@@ -321,7 +319,7 @@ class LocalHook(LocalSteps):
             )
         if not updated.isdisjoint(map(id, self._model.parameters())):
             self._check_not_outer()
-            self._guard.check_unchanged()
+            self.guard.check_unchanged()
             self._versions = []
 
     def _check_not_outer(self) -> None:
@@ -334,11 +332,11 @@ class LocalHook(LocalSteps):
             raise RuntimeError("an optimizer made two steps while another made none; call step() of each once per step")
         self._check_not_outer()
         if self._waiting_for == self._ids:  # the first of this step
-            self._guard.check()
-            self.start_step(self.step_of(self._steps, self._guard.epoch, self._seed))
+            self.guard.check()
+            self.start_step(self.step_of(self.guard.index, self.guard.epoch, self._seed))
             self._updates = True
         changed = None
-        if (closure := kwargs.get("closure", args[1] if len(args) > 1 else None)) is not None:
+        if (closure := closure_of(args, kwargs)) is not None:
             with torch.enable_grad():  # computes the gradients
                 given = _once(closure())
             changed = (optimizer, given, *args[2:]), {key: kwargs[key] for key in kwargs if key != "closure"}
@@ -346,7 +344,7 @@ class LocalHook(LocalSteps):
         ids = {id(parameter) for parameter in parameters}
         is_ready = self.prepare_gradients_([layer for layer in self.layers if id(layer.weight) in ids])
         if not is_ready:
-            self._guard.skip(f"a gradient is not finite in step {self._steps + 1}")
+            self.guard.skip(f"a gradient is not finite in step {self.guard.index + 1}")
         self._updates = self._updates and is_ready
         if not self._updates:
             for parameter in parameters:

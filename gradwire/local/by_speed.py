@@ -98,7 +98,7 @@ class LocalStepsBySpeed(LocalSteps):
     @override
     @torch.no_grad()
     def after_update(self) -> None:
-        self._steps += 1
+        self.guard.index += 1
         self._made += 1
         if self._made == self.period:
             self._compare_speeds()

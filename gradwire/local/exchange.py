@@ -8,6 +8,7 @@ the residual of the compressor is in units of the parameters and does not contai
 published code applies twice.
 """
 
+import abc
 import dataclasses
 import functools
 import time
@@ -22,17 +23,66 @@ from typing_extensions import override
 from collectives.allreduce import Ring
 from collectives.base import Collective, Key
 from collectives.payloads import Dense, Payload
-from collectives.payloads.bundle import UnreducedSum, mean_over_senders_
 from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.layer import Layer, Step, layers_of, memory_nbytes
-from gradwire.exchange.communicator import CompressedCommunicator
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.communicator import CompressedCommunicator, set_parts_
+from gradwire.exchange.reducer import reducer_for
 from gradwire.exchange.report import Bucket, StepReport
-from gradwire.local.fragments import Fragment, FragmentExchange, OuterOptimizer, dealt
-from gradwire.local.members import Members
+from gradwire.local.fragments import Fragment, FragmentExchange, OuterOptimizer, combined, dealt
 from gradwire.local.options import LocalOptions
-from gradwire.step_guard import Nonfinite, StepGuard
+from gradwire.step_guard import Nonfinite
+
+
+class Members(abc.ABC):
+    """Who takes part in the exchanges of `LocalSteps`: all ranks (`FixedMembers`), or those that are there.
+
+    Attributes:
+        collective, transport: those with which `LocalSteps` begins.
+    """
+
+    collective: Collective
+    transport: Transport
+
+    @abc.abstractmethod
+    def join(self, local: "LocalSteps", while_waiting: Callable[[], None], has_joined: Callable[[], None]) -> int:
+        """Join the run before the first step; return the step of the run from which this rank trains.
+
+        Args:
+            local: this rank's steps, which may take over the state of the others.
+            while_waiting: called at least once a second while this rank waits for ranks that may be lost.
+            has_joined: called after the first exchange of a rank that may be lost.
+        """
+
+    @abc.abstractmethod
+    def average_(self, local: "LocalSteps", exchange: FragmentExchange, step: Step) -> Bucket:
+        """Call `local.average_once_` until all that take part have the mean."""
+
+    def admit(self) -> None:  # noqa: B027 - optional
+        """Let the ranks that wait take part from now on; called after an exchange."""
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """Leave the run."""
+
+
+class FixedMembers(Members):
+    """All ranks take part in every exchange, and the loss of one ends the run.
+
+    Args:
+        collective: sums payloads.
+        transport: connects the ranks; with a delay, a thread uses it during training.
+    """
+
+    def __init__(self, collective: Collective, transport: Transport) -> None:
+        self.collective, self.transport = collective, transport
+
+    @override
+    def join(self, local: "LocalSteps", while_waiting: Callable[[], None], has_joined: Callable[[], None]) -> int:
+        return 0
+
+    @override
+    def average_(self, local: "LocalSteps", exchange: FragmentExchange, step: Step) -> Bucket:
+        return local.average_once_(exchange, step)
 
 
 class LocalSteps(CompressedCommunicator):
@@ -62,7 +112,7 @@ class LocalSteps(CompressedCommunicator):
         nonfinite: Nonfinite = "skip",
         outer_optimizer: OuterOptimizer | None = None,
     ) -> None:
-        super().__init__(layers_of(model), reducer_for(compressor), members.collective, members.transport)
+        super().__init__(layers_of(model), reducer_for(compressor), members.collective, members.transport, nonfinite)
         self.options, self._members = options, members
         outer_optimizer = outer_optimizer or functools.partial(
             torch.optim.SGD, lr=options.outer_lr, momentum=options.outer_momentum, nesterov=options.nesterov
@@ -71,8 +121,7 @@ class LocalSteps(CompressedCommunicator):
         self._model = model
         self._plain = self.bind(Ring())  # for buffers
         self._numel_of = {layer.id: layer.numel for layer in self.layers}
-        self._guard = StepGuard(nonfinite)
-        self._steps = self._number = 0  # steps made, exchanges begun
+        self._number = 0  # exchanges begun
         self._weight = 1.0  # of this rank's difference in the mean over ranks; 1 on average
         self._under_way: FragmentExchange | None = None
         self._buffer_places = _buffer_places(model)
@@ -87,12 +136,12 @@ class LocalSteps(CompressedCommunicator):
     @property
     def averages_gradients(self) -> bool:
         """Return True in the first `start_after` steps, in which ranks stay equal by averaging their gradients."""
-        return self._steps < self.options.start_after
+        return self.guard.index < self.options.start_after
 
     @property
     def num_steps(self) -> int:
         """Return the step of the run that this rank has done."""
-        return self._steps
+        return self.guard.index
 
     @property
     def period(self) -> int:
@@ -120,7 +169,7 @@ class LocalSteps(CompressedCommunicator):
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
             self._sum_encoder.step = self._step
             self.combine_([weight.grad for weight in weights if weight.grad is not None], layers=layers)
-        return not self._guard.screen_([weight.grad for weight in weights if weight.grad is not None])
+        return not self.guard.screen_([weight.grad for weight in weights if weight.grad is not None])
 
     @torch.no_grad()
     def after_update(self) -> None:
@@ -130,8 +179,8 @@ class LocalSteps(CompressedCommunicator):
             TransportError: a rank was lost, or did not answer in time.
             NonFiniteGradient: a difference is not finite, and `nonfinite` is "raise".
         """
-        self._steps += 1
-        local = self._steps - self.options.start_after
+        self.guard.index += 1
+        local = self.guard.index - self.options.start_after
         if local == 0:
             for fragment in self._fragments:
                 fragment.begin()
@@ -171,13 +220,13 @@ class LocalSteps(CompressedCommunicator):
         """
         self._settle()
         self._under_way = None
-        self._steps = self.options.start_after
+        self.guard.index = self.options.start_after
 
     @torch.no_grad()
     def show_outer(self) -> None:
         """Let the model hold the outer copy and the buffers of the last exchange, until `show_inner` or a new step."""
         self._settle()
-        if self._inner is None and self._steps > self.options.start_after:
+        if self._inner is None and self.guard.index > self.options.start_after:
             self._inner = [tensor.clone() for tensor in self._own()]
             for fragment in self._fragments:
                 fragment.adopt()
@@ -207,7 +256,6 @@ class LocalSteps(CompressedCommunicator):
         """Return the state that this rank needs to go on bit for bit; call it while the model shows the outer copy."""
         self._settle()
         return super().state_dict() | {
-            "steps": self._steps,
             "number": self._number,
             "fragments": [fragment.state_dict() for fragment in self._fragments],
             "buffers": self._outer_buffers,
@@ -219,7 +267,7 @@ class LocalSteps(CompressedCommunicator):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace the whole state with one that `state_dict` returned; load the model first."""
         super().load_state_dict(state)
-        self._steps, self._number = state["steps"], state["number"]
+        self._number = state["number"]
         for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
             fragment.load_state_dict(saved)
         self._outer_buffers = [buffer.clone() for buffer in state["buffers"]]
@@ -255,7 +303,7 @@ class LocalSteps(CompressedCommunicator):
     @torch.no_grad()
     def take_over(self, state: dict[str, Any], number: int) -> None:
         """Begin at the outer copy of other ranks, right before the exchange of this number."""
-        self._number, self._steps = number, number * self.options.interval
+        self._number, self.guard.index = number, number * self.options.interval
         for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
             fragment.load_state_dict(saved)
             fragment.adopt()
@@ -278,8 +326,8 @@ class LocalSteps(CompressedCommunicator):
         mean = fragment.difference()
         if self._weight != 1:
             mean *= self._weight
-        if self._guard.screen_([mean]):
-            self._guard.skip(f"a parameter is not finite after step {self._steps}")
+        if self.guard.screen_([mean]):
+            self.guard.skip(f"a parameter is not finite after step {self.guard.index}")
         is_last = fragment is self._fragments[-1]
         buffers = self._buffers_to_send() if is_last else []
         exchange = self._under_way = FragmentExchange(number=self._number, mean=mean, buffers=buffers)
@@ -325,7 +373,7 @@ class LocalSteps(CompressedCommunicator):
 
     def _sum(self, payload: Payload, key: Key) -> Payload:
         numels = [self._numel_of[layer_id] for layer_id in key]
-        return _combined(self.collective.sum(payload, key), numels, self.options)
+        return combined(self.collective.sum(payload, key), numels, self.options)
 
     def _buffers_to_send(self) -> list[torch.Tensor]:
         """Return copies of the buffers, with the outer copy's elements where the rank's own are not finite."""
@@ -345,8 +393,7 @@ class LocalSteps(CompressedCommunicator):
                 flat = torch.cat([buffer.flatten().float() for buffer in floats])
                 mean = torch.zeros_like(flat)
                 self._plain.sum(Dense(flat), ()).add_to_(mean, divisor=self.transport.world_size)
-                for buffer, part in zip(floats, mean.split([buffer.numel() for buffer in floats]), strict=True):
-                    buffer.copy_(part.view_as(buffer))
+                set_parts_(floats, mean)
             if others:
                 flat = torch.cat([buffer.contiguous().view(-1).view(torch.uint8) for buffer in others])
                 own = Dense(flat) if self.transport.rank == 0 else None
@@ -387,45 +434,3 @@ def _buffer_places(model: nn.Module) -> list[tuple[nn.Module, str]]:
 def _compute_on(device: torch.device) -> None:
     if device.type == "cuda":  # a new thread begins on the first GPU
         torch.cuda.set_device(device)
-
-
-def _combined(total: Payload, numels: Sequence[int], options: LocalOptions) -> Payload:
-    """Return what stands for the sum of the ranks' messages, so that a division by the number of ranks follows.
-
-    Source: the code of SparseLoCo, which averages every element over the ranks that sent it, and scales down the
-    messages of a layer that are longer than the median.
-
-    Args:
-        total: the sum over ranks, as `allgather` returns it.
-        numels: number of elements of each layer in the messages, in order.
-        options: average and clip.
-    """
-    if options.average == "ranks" and options.clip == "none":
-        return total
-    terms = list(total.terms) if isinstance(total, UnreducedSum) else [total]
-    factors = _factors(terms, numels) if options.clip == "median" else None
-    result = torch.zeros(total.numel, device=total.device)
-    for rank, term in enumerate(terms):
-        dense = term.to_dense()
-        if factors is not None:
-            for part, factor in zip(dense.split(list(numels)), factors[rank].tolist(), strict=True):
-                part.mul_(factor)
-        result += dense
-    if options.average == "senders":
-        mean_over_senders_(result.mul_(len(terms)), terms)
-    return Dense(result)
-
-
-def _factors(terms: Sequence[Payload], numels: Sequence[int]) -> torch.Tensor:
-    """Return min(1, median over ranks of a layer's norm / norm of the rank), fp64 [ranks, layers].
-
-    With an even number of ranks, the median is the mean of the two in the middle.
-    """
-    norms = torch.stack([_norms(term.to_dense(), numels) for term in terms])
-    median = norms.quantile(0.5, dim=0)
-    return torch.where(norms > median, median / norms, torch.ones_like(norms))
-
-
-def _norms(dense: torch.Tensor, numels: Sequence[int]) -> torch.Tensor:
-    norm = functools.partial(torch.linalg.vector_norm, dtype=torch.float64)
-    return torch.stack([norm(part) for part in dense.split(list(numels))])

@@ -6,6 +6,7 @@ arXiv:2501.18512) for fragments that are dealt round robin, and for the mix of o
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, cast
@@ -14,9 +15,12 @@ import torch
 from torch import nn
 
 from collectives.options import Incompatible
+from collectives.payloads import Dense, Payload
+from collectives.payloads.bundle import UnreducedSum, mean_over_senders_
 from compressors.layer import Layer, layers_of, memory_nbytes
-from gradwire.attached import parameters_of
 from gradwire.exchange.report import EncodedLayer, StepReport
+from gradwire.local.options import LocalOptions
+from gradwire.step_guard import parameters_of
 
 OuterOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Makes the optimizer of a fragment's outer copy from its parameters, which have the shapes of those of the model."""
@@ -193,3 +197,45 @@ class FragmentExchange:
         encoded = [EncodedLayer(**saved | {"layer": layer_of[saved["layer"]]}) for saved in state["encoded"]]
         exchange.done.set_result(StepReport(**state["seconds"], encoded=encoded))
         return exchange
+
+
+def combined(total: Payload, numels: Sequence[int], options: LocalOptions) -> Payload:
+    """Return what stands for the sum of the ranks' messages, so that a division by the number of ranks follows.
+
+    Source: the code of SparseLoCo, which averages every element over the ranks that sent it, and scales down the
+    messages of a layer that are longer than the median.
+
+    Args:
+        total: the sum over ranks, as `allgather` returns it.
+        numels: number of elements of each layer in the messages, in order.
+        options: average and clip.
+    """
+    if options.average == "ranks" and options.clip == "none":
+        return total
+    terms = list(total.terms) if isinstance(total, UnreducedSum) else [total]
+    factors = _factors(terms, numels) if options.clip == "median" else None
+    result = torch.zeros(total.numel, device=total.device)
+    for rank, term in enumerate(terms):
+        dense = term.to_dense()
+        if factors is not None:
+            for part, factor in zip(dense.split(list(numels)), factors[rank].tolist(), strict=True):
+                part.mul_(factor)
+        result += dense
+    if options.average == "senders":
+        mean_over_senders_(result.mul_(len(terms)), terms)
+    return Dense(result)
+
+
+def _factors(terms: Sequence[Payload], numels: Sequence[int]) -> torch.Tensor:
+    """Return min(1, median over ranks of a layer's norm / norm of the rank), fp64 [ranks, layers].
+
+    With an even number of ranks, the median is the mean of the two in the middle.
+    """
+    norms = torch.stack([_norms(term.to_dense(), numels) for term in terms])
+    median = norms.quantile(0.5, dim=0)
+    return torch.where(norms > median, median / norms, torch.ones_like(norms))
+
+
+def _norms(dense: torch.Tensor, numels: Sequence[int]) -> torch.Tensor:
+    norm = functools.partial(torch.linalg.vector_norm, dtype=torch.float64)
+    return torch.stack([norm(part) for part in dense.split(list(numels))])

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import Doc, override
 
-from collectives.allgather import Allgather
+from collectives.allreduce import Allgather
 from collectives.base import Collective
 from collectives.options import Count, CountOrZero, Options
 from collectives.refusals import Refusal, refuse

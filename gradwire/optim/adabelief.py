@@ -13,7 +13,7 @@ from torch import nn
 from typing_extensions import Doc, override
 
 from collectives.base import Collective
-from collectives.options import OptionError, Options, PositiveOrZero
+from collectives.options import OptionError, Options, PositiveOrZero, raise_first
 from collectives.refusals import Refusal
 from compressors.base import Compressor
 from gradwire.exchange.communicator import CompressedCommunicator
@@ -282,23 +282,23 @@ class MaxAdaBeliefOptions(AdaBeliefOptions, name="max_adabelief"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for contradicts, sentence in (
+        name = self.component_name
+        raise_first(
+            OptionError,
             (
                 self.mode == "gradient" and (self.reduce != "mean" or self.recursion != "local"),
-                "mode=gradient exchanges no moments; leave reduce and recursion out",
+                f"{name}: mode=gradient exchanges no moments; leave reduce and recursion out",
             ),
             (
                 self.recursion == "merged" and self.reduce == "sum",
-                "recursion=merged with reduce=sum would multiply the maximum by the number of ranks in every step; use "
-                "reduce=mean or recursion=local",
+                f"{name}: recursion=merged with reduce=sum would multiply the maximum by the number of ranks in every "
+                "step; use reduce=mean or recursion=local",
             ),
             (
                 self.recursion == "merged" and self.max_of == "previous",
-                "max_of=previous keeps no maximum for recursion=merged to start from; leave one of them out",
+                f"{name}: max_of=previous keeps no maximum for recursion=merged to start from; leave one of them out",
             ),
-        ):
-            if contradicts:
-                raise OptionError(f"{self.component_name}: {sentence}")
+        )
 
     def refusals(self, compressor: Compressor, collective: Collective) -> list[Refusal]:
         """Return what these options cannot be combined with."""

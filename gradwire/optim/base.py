@@ -1,4 +1,7 @@
-"""`BoundOptimizer`: a torch optimizer that may exchange something itself, in `bench` and in a script of your own."""
+"""`BoundOptimizer`: a torch optimizer that may exchange something itself, in `bench` and in a script of your own.
+
+`FlatOptimizer` is the base of those that encode what they exchange themselves, and keep their state as flat vectors.
+"""
 
 import abc
 from collections.abc import Callable, Iterable, Sequence
@@ -12,15 +15,20 @@ from typing_extensions import override
 
 from collectives.base import Collective
 from collectives.options import incompatibility
-from collectives.payloads import Dense
+from collectives.payloads import Dense, Payload
 from collectives.refusals import Refusal, refuse
 from collectives.transport.base import SingleRank
 from compressors.base import Compressor, MultiRound, PerLayer
-from compressors.layer import layers_of
+from compressors.floats import NoCompression
+from compressors.layer import Layer, layers_of
 from gradwire.components import build_components
-from gradwire.exchange.communicator import CompressedCommunicator, copy_from_first_rank_, own_transport
-from gradwire.exchange.reducers import reducer_for
-from gradwire.step_guard import StepGuard
+from gradwire.exchange.communicator import (
+    CompressedCommunicator,
+    copy_from_first_rank_,
+    own_transport,
+)
+from gradwire.exchange.reducer import reducer_for
+from gradwire.exchange.report import EncodedLayer
 
 # A model, or its parameters, with or without names.
 Trained = nn.Module | Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]]
@@ -41,7 +49,6 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
     communicator: CompressedCommunicator | None = None
     keeps_gradients: bool = False
     _opened: CompressedCommunicator | None = None
-    _guard: StepGuard
 
     @abc.abstractmethod
     def update(self) -> None:
@@ -82,14 +89,13 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
         """Return the state, which may differ between ranks: save that of every rank."""
         if self._opened is None:
             return super().state_dict()
-        return super().state_dict() | {"communicator": self._opened.state_dict(), "num_steps": self._guard.index}
+        return super().state_dict() | {"communicator": self._opened.state_dict()}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         if self._opened is not None:
             self._opened.load_state_dict(state_dict["communicator"])
-            self._guard.index = state_dict["num_steps"]
 
     def open_communicator(
         self,
@@ -137,18 +143,18 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
             copy_from_first_rank_([*network.parameters(), *network.buffers()], group)
         transport = own_transport(device, timeout_s, group) if has_group else SingleRank(device)
         self._opened = CompressedCommunicator(layers, reducer_for(compressor), collective, transport)
-        self._guard = StepGuard("skip")
         return self._opened
 
     def _start_step(self, communicator: CompressedCommunicator) -> bool:
         """Begin a step, and return True if all ranks can make it."""
-        communicator.start_step(communicator.step_of(self._guard.index, None, seed=0))
-        self._guard.index += 1
+        guard = communicator.guard
+        communicator.start_step(communicator.step_of(guard.index, None, seed=0))
+        guard.index += 1
         if not self.keeps_gradients:
             return True
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        self._guard.screen_([parameter.grad for parameter in parameters if parameter.grad is not None])
-        return not self._guard.start_vote(communicator.start_on_any_rank)()
+        guard.screen_([parameter.grad for parameter in parameters if parameter.grad is not None])
+        return not guard.start_vote(communicator.start_on_any_rank)()
 
 
 def network_of(trained: Trained) -> nn.Module:
@@ -169,3 +175,114 @@ def dense_refusal(what: str, collective: Collective, *, applies: bool = True) ->
     """Return the refusal of a collective that cannot sum uncompressed tensors, which `what` says are sent."""
     reason = incompatibility(collective.check_compatible, Dense)
     return Refusal(applies and reason is not None, f"{what} (Dense payloads): {reason}", [{"collective": "native"}])
+
+
+def weight_of(layer: Layer) -> nn.Parameter:
+    """Return the parameter that a layer of a model stands for."""
+    return cast(nn.Parameter, layer.weight)
+
+
+class FlatOptimizer(BoundOptimizer):
+    """A torch optimizer whose state consists of vectors over all parameters, laid end to end in fp32.
+
+    Args:
+        model: the network, the same on all ranks, or its parameters; one without a gradient counts as if its gradient
+            were zero, because all ranks must exchange the same tensors.
+        lr: the learning rate.
+        table: returns what the optimizer cannot be combined with.
+        collective: sums what ranks send; a spec or an instance.
+        group: process group of the ranks; None for the default group.
+        timeout_s: longest wait for any one message, in seconds.
+        communicator: takes the place of the three before; the caller closes it.
+
+    Attributes:
+        parameters: the parameters, in the order of the communicator's layers.
+        numels: number of elements of each parameter.
+        transport: the communicator's transport.
+        memory: the vectors that a checkpoint must hold, by name.
+        counts: the numbers that a checkpoint must hold, by name.
+    """
+
+    communicator: CompressedCommunicator
+    keeps_gradients = True
+
+    def __init__(
+        self,
+        model: Trained,
+        lr: float,
+        table: Callable[[Compressor, Collective], Sequence[Refusal]],
+        collective: Collective | str,
+        group: dist.ProcessGroup | None,
+        timeout_s: float,
+        communicator: CompressedCommunicator | None,
+    ) -> None:
+        network = network_of(model)
+        self.parameters = [weight_of(layer) for layer in layers_of(network)]
+        super().__init__(self.parameters, {"lr": lr})
+        self.numels = [parameter.numel() for parameter in self.parameters]
+        self.communicator = communicator or self.open_communicator(network, "none", collective, group, timeout_s, table)
+        self.transport = self.communicator.transport
+        self.memory: dict[str, torch.Tensor] = {}
+        self.counts: dict[str, float] = {}
+
+    @abc.abstractmethod
+    def descend(self, gradient: torch.Tensor, lr: float) -> None:
+        """Exchange what the method exchanges, and update the parameters; every rank must call this method.
+
+        Args:
+            gradient: this rank's gradients, fp32 [elements of all parameters]; may be overwritten.
+            lr: the learning rate of this step.
+        """
+
+    @override
+    def update(self) -> None:
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        self.descend(flat_of(gradients), self.param_groups[0]["lr"])
+
+    def zeros(self) -> torch.Tensor:
+        """Return a vector of zeros, fp32 [elements of all parameters]."""
+        return torch.zeros(sum(self.numels), device=self.parameters[0].device)
+
+    def encoded(self, payloads: Sequence[Payload], seconds: float) -> list[EncodedLayer]:
+        """Return the entries of a step report for payloads, one per parameter, that took `seconds` to encode."""
+        return [
+            EncodedLayer(
+                layer=layer,
+                payload=type(payload).__name__,
+                nbytes=payload.nbytes,
+                num_entries=payload.num_entries,
+                seconds=seconds / len(payloads),
+            )
+            for layer, payload in zip(self.communicator.layers, payloads, strict=True)
+        ]
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"memory": dict(self.memory), "counts": dict(self.counts)}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        device = self.parameters[0].device
+        self.memory = {name: saved.to(device, copy=True) for name, saved in state_dict["memory"].items()}
+        self.counts = dict(state_dict["counts"])
+
+
+def flat_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a copy of tensors, of any shape, laid end to end: fp32 [elements of all tensors]."""
+    return torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors])
+
+
+def add_flat_(tensors: Sequence[torch.Tensor], update: torch.Tensor, factor: float) -> None:
+    """Add factor * update, [elements of all tensors], to tensors that `update` holds laid end to end."""
+    for tensor, part in zip(tensors, update.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.add_(part.view(tensor.shape), alpha=factor)
+
+
+def compressor_refusal(name: str, compressor: Compressor) -> Refusal:
+    """Return the refusal of a compressor for an optimizer that encodes what it sends itself."""
+    return Refusal(
+        not isinstance(compressor, NoCompression),
+        f"{name} encodes what it sends itself, so {compressor.component_name} would have nothing to compress",
+        [{"compressor": "none"}],
+    )

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from annotated_types import Ge, Le
 from typing_extensions import Doc, override
 
-from collectives.allgather import Allgather
+from collectives.allreduce import Allgather
 from collectives.base import Collective
 from collectives.options import Count, Options, PositiveOrZero
 from collectives.payloads import Bundle, GroupSparse, Payload, PayloadError, UnreducedSum
@@ -22,8 +22,7 @@ from collectives.schedule.rounds import leaves
 from compressors.base import Compressor
 from compressors.kernels.selection import select_groups
 from gradwire.exchange.communicator import CompressedCommunicator
-from gradwire.optim.base import Trained
-from gradwire.optim.flat import FlatOptimizer, add_flat_, compressor_refusal, flat_of
+from gradwire.optim.base import FlatOptimizer, Trained, add_flat_, compressor_refusal, flat_of
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -211,7 +210,7 @@ class DeMo(FlatOptimizer):
 
     def _extract_(self, momentum: torch.Tensor) -> torch.Tensor:
         """Take the largest frequencies out of the momentum, and return the elements of their mean over ranks."""
-        with self.exchanging() as report:
+        with self.communicator.exchanging() as report:
             started = time.perf_counter()
             payloads = [
                 self._encode(part, tiles) for part, tiles in zip(momentum.split(self.numels), self._tiles, strict=True)

@@ -24,8 +24,8 @@ from compressors.base import Compressor
 from compressors.floats import Bf16, NoCompression
 from compressors.layer import Layer
 from gradwire.exchange.communicator import CompressedCommunicator
-from gradwire.optim.base import Trained, dense_refusal
-from gradwire.optim.matrices import MatrixOptimizer, MatrixOptions, descend_, rows_of, weight_of
+from gradwire.optim.base import Trained, dense_refusal, weight_of
+from gradwire.optim.matrices import MatrixOptimizer, MatrixOptions, descend_, rows_of
 
 
 def orthonormal(matrix: torch.Tensor) -> torch.Tensor:

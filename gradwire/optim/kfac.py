@@ -26,8 +26,7 @@ from collectives.payloads import CholeskyFactor, Dense, Payload, Triangle
 from collectives.payloads.symmetric import MatrixForm
 from collectives.refusals import Refusal
 from gradwire.exchange.communicator import CompressedCommunicator
-from gradwire.optim.base import BoundOptimizer
-from gradwire.optim.flat import FlatOptimizer
+from gradwire.optim.base import BoundOptimizer, FlatOptimizer
 from gradwire.optim.kronecker import MomentCapture, MomentExchange
 
 

@@ -3,17 +3,16 @@
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge, Gt, Le, Lt
-from torch import nn
 from torch.optim.adamw import adamw
 from typing_extensions import Doc, override
 
 from collectives.options import Incompatible, Options, Positive, PositiveOrZero
 from compressors.layer import Layer, layers_of
-from gradwire.optim.base import BoundOptimizer, Trained, network_of
+from gradwire.optim.base import BoundOptimizer, Trained, network_of, weight_of
 
 
 def hidden_layers(layers: Sequence[Layer]) -> list[Layer]:
@@ -34,11 +33,6 @@ def hidden_layers(layers: Sequence[Layer]) -> list[Layer]:
 def rows_of(tensor: torch.Tensor, layer: Layer) -> torch.Tensor:
     """Return a tensor of the layer's shape as rows [out, ...]; a view."""
     return tensor.movedim(layer.filter_axis or 0, 0)
-
-
-def weight_of(layer: Layer) -> nn.Parameter:
-    """Return the parameter that a layer of a model stands for."""
-    return cast(nn.Parameter, layer.weight)
 
 
 def descend_(X: torch.Tensor, update: torch.Tensor, lr: float, scale: float, weight_decay: float) -> None:

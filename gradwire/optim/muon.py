@@ -18,9 +18,9 @@ from typing_extensions import Doc, override
 
 from collectives.options import Count
 from collectives.transport.messages import broadcast_wire_
-from gradwire.exchange.communicator import CompressedCommunicator
-from gradwire.optim.base import Trained
-from gradwire.optim.matrices import MatrixOptimizer, MatrixOptions, descend_, rows_of, weight_of
+from gradwire.exchange.communicator import CompressedCommunicator, set_parts_
+from gradwire.optim.base import Trained, weight_of
+from gradwire.optim.matrices import MatrixOptimizer, MatrixOptions, descend_, rows_of
 
 Coefficients = Literal["quintic", "polar_express"]
 MatrixScale = Literal["original", "match_rms_adamw", "spectral"]
@@ -213,5 +213,4 @@ class Muon(MatrixOptimizer):
                     continue
                 flat = torch.cat([weight.flatten() for weight in weights])
                 broadcast_wire_(transport, flat, owner)
-                for weight, part in zip(weights, flat.split([weight.numel() for weight in weights]), strict=True):
-                    weight.copy_(part.view_as(weight))
+                set_parts_(weights, flat)

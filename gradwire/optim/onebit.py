@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -14,18 +15,19 @@ from annotated_types import Ge, Lt
 from typing_extensions import Doc, override
 
 from collectives.base import Collective
-from collectives.direct import owner_rounds
+from collectives.direct import Direct, owner_rounds
 from collectives.options import Count, Options, Positive, PositiveOrZero
 from collectives.payloads import Codes, Payload, UnreducedSum
+from collectives.recoding import RecodingSum, by_stretch
 from collectives.refusals import Refusal
 from collectives.schedule.execution import PackedPieces, together
-from collectives.schedule.rounds import Layout, Leaf, leaves
+from collectives.schedule.rounds import LayerStretch, Layout, Leaf, leaves, stretches_between
+from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.kernels.quantisation import signs_and_magnitude
 from compressors.kernels.selection import sum_of_squares
 from gradwire.exchange.communicator import CompressedCommunicator
-from gradwire.optim.base import Trained, dense_refusal
-from gradwire.optim.flat import FlatOptimizer, add_flat_, compressor_refusal, flat_of
+from gradwire.optim.base import FlatOptimizer, Trained, add_flat_, compressor_refusal, dense_refusal, flat_of
 
 Scale = Literal["l1", "l2"]
 # What divides a step, and which elements are frozen (only weight decay moves them); None if none is.
@@ -36,75 +38,78 @@ Mean = Callable[[torch.Tensor], None]
 BitsMean = Callable[[torch.Tensor, torch.Tensor | None], None]
 
 
-class OneBitMean:
-    """Average vectors over ranks in two stages with one bit per element, and keep what each stage did not send.
+class OneBitMean(RecodingSum):
+    """Average vectors over ranks in two stages with one bit per element.
 
     Source: DeepSpeed (runtime/comm/nccl.py).
 
-    Every rank owns a part of the vector. First, ranks send each part, as signs with one scale per layer, to its owner.
-    Then, owners send the means of their parts in the same form to all ranks. A rank adds what it did not send to what
-    it sends next: "residual", of the whole vector, in the first stage, and "owner_residual", of its own part, in the
-    second.
+    Every rank owns a part of the vector, as in `direct`. First, ranks send each part, as signs with one scale per
+    layer, to its owner. Then, owners send the means of their parts in the same form to all ranks; what that leaves out
+    is added to the next mean. What the first stage leaves out is the caller's to keep.
 
     Args:
-        optimizer: the optimizer, whose `memory` holds the residuals.
+        transport: connects the ranks.
+        numels: number of elements of each layer.
         scale: "l1" for the mean magnitude of a layer's elements, "l2" for the root of their mean square.
     """
 
-    def __init__(self, optimizer: FlatOptimizer, scale: Scale) -> None:
-        self._optimizer = optimizer
-        self._transport = optimizer.transport
+    def __init__(self, transport: Transport, numels: Sequence[int], scale: Scale) -> None:
+        super().__init__(Direct(), transport)
         self._scale = scale
-        rank, world_size = self._transport.rank, self._transport.world_size
-        self._layout = Layout(tuple(Leaf(numel, alignment=8, addable=False) for numel in optimizer.numels))
+        key, rank, world_size = tuple(range(len(numels))), transport.rank, transport.world_size
+        self._layers = [LayerStretch(layer, 0, numel) for layer, numel in enumerate(numels)]
+        self._layout = Layout(tuple(Leaf(numel, alignment=8, addable=False) for numel in numels), key)
         cuts = self._layout.cuts(world_size)
         self._places = [(start, stop, number) for number, (start, stop) in enumerate(cuts)]
-        self._own = self._places[rank]
+        borders = [0, *itertools.accumulate(numels)]
+        self._own = stretches_between(key, borders, *cuts[rank]) or [LayerStretch(0, 0, 0)]
         self._to_owners, self._from_owners = owner_rounds(world_size, rank, [dict(enumerate(self._places))])
-        self.forget()
 
-    def forget(self) -> None:
-        """Set what was not sent to zero."""
-        residual = self._optimizer.zeros()
-        self._optimizer.memory |= {"residual": residual, "owner_residual": residual[slice(*self._own[:2])].clone()}
+    def message(self, values: torch.Tensor, frozen: torch.Tensor | None) -> Payload:
+        """Return the signs of all layers, and leave in `values`, fp32 [elements of all layers], what they do not send.
 
-    def average_(self, x: torch.Tensor, frozen: torch.Tensor | None) -> None:
-        """Replace a vector with its mean over ranks, as far as it was sent; every rank must call this method.
+        Elements that are `frozen`, bool of the same shape, become zero.
+        """
+        return self._encoded(values, self._layers, frozen)
+
+    def write_mean(self, message: Payload, frozen: torch.Tensor | None, out: torch.Tensor) -> None:
+        """Write the mean of all ranks' messages to `out`, as far as it was sent; every rank must call this method.
 
         Args:
-            x: fp32 [elements of all layers].
-            frozen: bool, of the same shape; True for elements that count as zero, and are not part of a scale; None if
-                there are none. It must be equal on all ranks.
+            message: what `message` returned.
+            frozen: as in `message`; equal on all ranks.
+            out: fp32 [elements of all layers].
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
         """
-        memory, own = self._optimizer.memory, self._own
-        with self._optimizer.exchanging() as report:
-            started = time.perf_counter()
-            message = self._encode(memory["residual"].add_(x), self._optimizer.numels, frozen)
-            report.encode_s = time.perf_counter() - started
-            pieces = PackedPieces(self._transport, message, self._layout)
-            pieces.run([self._to_owners])
-            total, own_frozen = memory["owner_residual"], None if frozen is None else frozen[slice(*own[:2])]
-            UnreducedSum(pieces.terms(own)).add_to_(total, divisor=self._transport.world_size)
-            pieces.held[own] = self._encode(total, [part.numel for part in leaves(pieces[own])], own_frozen)
-            pieces.run([self._from_owners])
-            x.zero_()
-            for place in self._places:
-                pieces[place].add_to_(x[slice(*place[:2])])
-            if frozen is not None:
-                x.masked_fill_(frozen, 0)
-            report.encoded = self._optimizer.encoded(leaves(message), report.encode_s)
-
-    def _encode(self, values: torch.Tensor, numels: Sequence[int], frozen: torch.Tensor | None) -> Payload:
-        """Return the signs of `values`, fp32 (mutated), with a scale for each part, and subtract them from `values`."""
-        counts = numels
+        pieces, own = PackedPieces(self.transport, message, self._layout), self._places[self.transport.rank]
+        pieces.run([self._to_owners])
+        mean = out.new_zeros(own[1] - own[0])
+        self.add_residuals_to_(mean, self._own)
+        UnreducedSum(pieces.terms(own)).add_to_(mean, divisor=self.transport.world_size)
+        pieces.held[own] = self._encoded(mean, self._own, None if frozen is None else frozen[slice(*own[:2])])
+        self.propose(by_stretch(mean, self._own))
+        self.commit()
+        pieces.run([self._from_owners])
+        out.zero_()
+        for place in self._places:
+            pieces[place].add_to_(out[slice(*place[:2])])
         if frozen is not None:
-            values.masked_fill_(frozen, 0)
-            counts = [part.numel() - int(part.sum()) for part in frozen.split(numels)]
+            out.masked_fill_(frozen, 0)
+
+    def _encoded(self, total: torch.Tensor, stretches: Sequence[LayerStretch], frozen: torch.Tensor | None) -> Payload:
+        """Return the signs of `total` (mutated) with a scale for each stretch, and subtract them from it.
+
+        Elements that are frozen become zero, before and after, and are not part of a scale.
+        """
+        parts = by_stretch(total, stretches).values()
+        counts = [part.numel() for part in parts]
+        if frozen is not None:
+            total.masked_fill_(frozen, 0)
+            counts = [part.numel() - int(part.sum()) for part in frozen.split(counts)]
         payloads = []
-        for part, count in zip(values.split(numels), counts, strict=True):
+        for part, count in zip(parts, counts, strict=True):
             packed = Codes.room_for_codes(part.numel(), 1, part.device)
             scale = signs_and_magnitude(part, packed) / max(1, count)
             if self._scale == "l2":
@@ -113,7 +118,7 @@ class OneBitMean:
             payloads.append(Codes(part.numel(), "sign", 1, packed, scales))
             payloads[-1].subtract_from_(part)
         if frozen is not None:
-            values.masked_fill_(frozen, 0)
+            total.masked_fill_(frozen, 0)
         return together(payloads)
 
 
@@ -238,7 +243,7 @@ class OneBitOptimizer(FlatOptimizer):
     """Base of both optimizers: Adam's moments, whole means of gradients, and `OneBitMean`.
 
     The state is the vectors of `memory`, fp32 [elements of all parameters]: both moments "mean" and "square", and what
-    was not sent, "residual" and (of the part that this rank owns) "owner_residual", which differ between ranks.
+    was not sent, "residual"; and what `OneBitMean` keeps. The last two differ between ranks.
 
     Args:
         model, group, timeout_s, communicator: as in `FlatOptimizer`.
@@ -248,7 +253,6 @@ class OneBitOptimizer(FlatOptimizer):
 
     Attributes:
         options_class: the options of 1-bit Adam or 0/1 Adam.
-        average_bits_: replaces a vector with its mean over ranks; the arguments are those of `OneBitMean.average_`.
     """
 
     options_class: ClassVar[type[OneBitOptions]]
@@ -269,8 +273,7 @@ class OneBitOptimizer(FlatOptimizer):
         super().__init__(model, lr, chosen.refusals, collective, group, timeout_s, communicator)
         self.counts["step"] = 0
         self.memory |= {"mean": self.zeros(), "square": self.zeros()}
-        self._bits = OneBitMean(self, chosen.scale)
-        self.average_bits_ = self._bits.average_
+        self.forget_residuals()
         self._root: Root | None = None
 
     @override
@@ -285,7 +288,30 @@ class OneBitOptimizer(FlatOptimizer):
     @override
     def residual_nbytes(self) -> int:
         """Return the bytes of what both stages did not send."""
-        return self.memory["residual"].nbytes + self.memory["owner_residual"].nbytes
+        return self.memory["residual"].nbytes + self._bits.nbytes
+
+    def forget_residuals(self) -> None:
+        """Set what both stages did not send to zero."""
+        self.memory["residual"] = self.zeros()
+        self._bits = OneBitMean(self.transport, self.numels, self._options.scale)
+
+    def average_bits_(self, x: torch.Tensor, frozen: torch.Tensor | None) -> None:
+        """Replace a vector with its mean over ranks, as far as it was sent; every rank must call this method.
+
+        Args:
+            x: fp32 [elements of all layers].
+            frozen: bool, of the same shape; True for elements that count as zero, and are not part of a scale; None if
+                there are none. It must be equal on all ranks.
+
+        Raises:
+            TransportError: a rank was lost, or did not answer in time.
+        """
+        with self.communicator.exchanging() as report:
+            started = time.perf_counter()
+            message = self._bits.message(self.memory["residual"].add_(x), frozen)
+            report.encode_s = time.perf_counter() - started
+            self._bits.write_mean(message, frozen, x)
+            report.encoded = self.encoded(leaves(message), report.encode_s)
 
     def average_whole_(self, gradient: torch.Tensor) -> None:
         """Replace a vector over all parameters with its mean over ranks, sent in fp32."""
@@ -316,8 +342,13 @@ class OneBitOptimizer(FlatOptimizer):
         )
 
     @override
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"bits": self._bits.state_dict()}
+
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
+        self._bits.load_state_dict(state_dict["bits"])
         self._root = None
 
 

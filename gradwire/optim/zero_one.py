@@ -8,8 +8,8 @@ import torch
 from typing_extensions import Doc, override
 
 from collectives.options import Count
-from gradwire.optim.base import Trained
-from gradwire.optim.flat import add_flat_, flat_of
+from gradwire.exchange.communicator import set_parts_
+from gradwire.optim.base import Trained, add_flat_, flat_of
 from gradwire.optim.onebit import (
     BitsMean,
     Mean,
@@ -152,20 +152,20 @@ class ZeroOneAdam(OneBitOptimizer):
             return
         if "anchor" not in self.memory:
             self.memory |= {"anchor": flat_of(self.parameters), "drift": self.zeros()}
-            self._bits.forget()
+            self.forget_residuals()
         self._descend_apart(gradient, lr)
 
     @override
     @torch.no_grad()
     def show_shared(self) -> None:
         if "anchor" in self.memory:
-            self.set_weights(self.memory["anchor"])
+            set_parts_(self.parameters, self.memory["anchor"])
 
     @override
     @torch.no_grad()
     def show_own(self) -> None:
         if "anchor" in self.memory:
-            self.set_weights(self.memory["anchor"] + self.memory["drift"])
+            set_parts_(self.parameters, self.memory["anchor"] + self.memory["drift"])
 
     def _descend_apart(self, gradient: torch.Tensor, lr: float) -> None:
         mean, anchor, drift = (self.memory[name] for name in ("mean", "anchor", "drift"))

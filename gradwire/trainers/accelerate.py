@@ -9,26 +9,61 @@
 `examples/train_accelerate.py` is a complete script.
 """
 
+import abc
 import copy
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType
 from accelerate.utils import DDPCommunicationHookType
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
 
 from collectives.base import Collective
 from compressors.base import Compressor
 from gradwire.ddp.attach import attach
 from gradwire.ddp.hook import CompressionHook
-from gradwire.trainers.local import RankTraining
-from gradwire.trainers.rank_files import FP16_REFUSED, load_rank, rank_file, save_rank
+from gradwire.local.attach import attach_local
+from gradwire.trainers.rank_hook import FP16_REFUSED, RankHook, rank_file
 
 
-class GradwireHandler:
+class _Handler(abc.ABC):
+    """Lets an accelerator save and load the state of each rank with its own."""
+
+    state: RankHook
+
+    def __init__(
+        self, accelerator: Accelerator, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+    ) -> None:
+        check(accelerator)
+        self._optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        if any(hasattr(each, "optimizer") for each in self._optimizers):
+            name = type(self).__name__
+            raise ValueError(f"this optimizer is prepared already; create {name} before accelerator.prepare")
+
+    def close(self) -> None:
+        """Close the hook after training; every rank must call this method. Then another model can be prepared."""
+        self.state.hook.close()
+
+    def serve(self, accelerator: Accelerator) -> None:
+        """Take part in `save_state` and `load_state`, in place of an earlier handler."""
+        if accelerator not in _FILES:
+            _FILES[accelerator] = _RankFiles(accelerator)
+        _FILES[accelerator].handler = self
+
+    def save(self, models: list[nn.Module], weights: list[dict[str, torch.Tensor]], folder: str) -> None:
+        """Write this rank's state."""
+        self.state.save(rank_file(folder))
+
+    def load(self, folder: str) -> None:
+        """Load this rank's state."""
+        self.state.load(self.state.read(rank_file(folder)))
+
+
+class GradwireHandler(_Handler):
     """Sends the gradients of the model that `accelerator.prepare` wraps through a compressor and a collective.
 
     It takes the place of `accelerator.ddp_handler` and keeps that handler's options of DDP. A step in which a rank's
@@ -56,37 +91,35 @@ class GradwireHandler:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         **attach_options: Any,
     ) -> None:
-        check(accelerator)
-        _check_bare([optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer, "GradwireHandler")
+        super().__init__(accelerator, optimizer)
         earlier = accelerator.ddp_handler
         if isinstance(earlier, GradwireHandler):  # of a training that has ended, perhaps with an exception
-            earlier._give_way()
+            if earlier._state is not None:
+                earlier.close()
             earlier = earlier._ddp_options
         self._ddp_options: Any = earlier or DistributedDataParallelKwargs()
         if getattr(self._ddp_options, "comm_hook", None) not in (DDPCommunicationHookType.NO, "no"):
             raise ValueError("this Accelerator has a communication hook already; create it without comm_hook")
-        self._attach_arguments = compressor, collective, {"optimizer": optimizer, **attach_options}
-        self._hook: CompressionHook | None = None
+        self._arguments = {"compressor": compressor, "collective": collective, "optimizer": optimizer, **attach_options}
+        self._state: RankHook | None = None
         accelerator.ddp_handler = self
-        self._handles = [
-            accelerator.register_save_state_pre_hook(self._save),
-            accelerator.register_load_state_pre_hook(self._load),
-        ]
+        self.serve(accelerator)
 
     @property
-    def hook(self) -> CompressionHook:
-        """Return the hook of the prepared model, for example to call `set_epoch`.
+    def state(self) -> RankHook:  # type: ignore[override]  # there is none at first
+        """Return the state of the prepared model.
 
         Raises:
             RuntimeError: no model is prepared yet.
         """
-        if self._hook is None:
+        if self._state is None:
             raise RuntimeError("no model is prepared yet; call accelerator.prepare(model, optimizer, ...) first")
-        return self._hook
+        return self._state
 
-    def close(self) -> None:
-        """Close the hook after training; every rank must call this method. Then another model can be prepared."""
-        self.hook.close()
+    @property
+    def hook(self) -> CompressionHook:
+        """Return the hook of the prepared model, for example to call `set_epoch`; an error before there is one."""
+        return cast(CompressionHook, self.state.hook)
 
     def to_kwargs(self) -> dict[str, Any]:
         """Return the options of DDP; Accelerate calls this method."""
@@ -98,28 +131,15 @@ class GradwireHandler:
         Raises:
             ValueError: the hook of another model is open, or `attach` refuses this one.
         """
-        if self._hook is not None and not self._hook.is_closed:
+        if self._state is not None and not self._state.hook.guard.closed:
             raise ValueError(
                 "GradwireHandler serves one model at a time; close() it before you prepare another one, or wrap the "
                 "other one in DistributedDataParallel yourself and call attach"
             )
-        compressor, collective, options = self._attach_arguments
-        self._hook = attach(model, compressor, collective, **options)
-
-    def _give_way(self) -> None:
-        if self._hook is not None:
-            self.close()
-        for handle in self._handles:
-            handle.remove()
-
-    def _save(self, _: object, __: object, folder: str) -> None:
-        save_rank(self.hook.state_dict(), rank_file(folder))
-
-    def _load(self, _: object, folder: str) -> None:
-        self.hook.load_state_dict(load_rank(rank_file(folder), self.hook.transport.device))
+        self._state = RankHook(attach(model, **self._arguments))
 
 
-class GradwireLocalHandler:
+class GradwireLocalHandler(_Handler):
     """Local steps of a model and its optimizers, which you prepare afterwards as always; the model is not put into DDP.
 
     Evaluate and save the model in a block `with handler.hook.outer():`. `accelerator.save_state` saves the outer copy,
@@ -151,31 +171,19 @@ class GradwireLocalHandler:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         **attach_options: Any,
     ) -> None:
-        check(accelerator)
-        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
-        _check_bare(optimizers, "GradwireLocalHandler")
+        super().__init__(accelerator, optimizer)
         if isinstance(model, DistributedDataParallel):
             raise ValueError("this model is prepared already; create GradwireLocalHandler before accelerator.prepare")
         self._model = accelerator.prepare_model(model, evaluation_mode=True)  # not in DDP, also by a later `prepare`
-        self._training = RankTraining(self._model, optimizers, (compressor, collective, attach_options))
-        self.hook = self._training.hook
-        if accelerator not in _FILES:
-            _FILES[accelerator] = _RankFiles(accelerator)
-        _FILES[accelerator].handler = self
+        self.hook = attach_local(self._model, self._optimizers, compressor, collective, **attach_options)
+        self.state = RankHook(self.hook, self._optimizers)
+        self.serve(accelerator)
 
-    def close(self) -> None:
-        """Close the hook after training, when the model holds the outer copy; every rank must call this method."""
-        self._training.close()
-
+    @override
     def save(self, models: list[nn.Module], weights: list[dict[str, torch.Tensor]], folder: str) -> None:
-        """Replace the weights that Accelerate saves with the outer copy, and write this rank's state."""
-        with self._training.outer():
+        with self.state.outer():  # Accelerate saves it, in place of this rank's own weights
             weights[models.index(self._model)] = copy.deepcopy(self._model.state_dict())
-        save_rank(self._training.state_dict(), rank_file(folder))
-
-    def load(self, folder: str) -> None:
-        """Load this rank's state."""
-        self._training.load_state_dict(load_rank(rank_file(folder), self.hook.transport.device))
+        super().save(models, weights, folder)
 
 
 class _RankFiles:
@@ -185,7 +193,7 @@ class _RankFiles:
     afterwards.
     """
 
-    handler: GradwireLocalHandler
+    handler: _Handler
 
     def __init__(self, accelerator: Accelerator) -> None:
         accelerator.register_save_state_pre_hook(lambda *given: self.handler.save(*given))
@@ -218,8 +226,3 @@ def check(accelerator: Accelerator) -> None:
         raise ValueError(f"every rank must hold the whole model, as in DDP, and this Accelerator uses {kind.value}")
     if accelerator.mixed_precision == "fp16":
         raise ValueError(FP16_REFUSED)
-
-
-def _check_bare(optimizers: Iterable[torch.optim.Optimizer], name: str) -> None:
-    if any(hasattr(each, "optimizer") for each in optimizers):
-        raise ValueError(f"this optimizer is prepared already; create {name} before accelerator.prepare")

@@ -24,9 +24,8 @@ from collectives.base import Collective
 from compressors.base import Compressor
 from gradwire.ddp.attach import attach
 from gradwire.ddp.hook import CompressionHook
-from gradwire.local.attach import LocalHook
-from gradwire.trainers.local import RankTraining
-from gradwire.trainers.rank_files import FP16_REFUSED, load_rank, rank_file, save_rank
+from gradwire.local.attach import LocalHook, attach_local
+from gradwire.trainers.rank_hook import FP16_REFUSED, RankHook, rank_file
 
 
 class _RankStrategy(DDPStrategy):
@@ -40,8 +39,8 @@ class _RankStrategy(DDPStrategy):
         **strategy_options: Any,
     ) -> None:
         super().__init__(**strategy_options)
-        self._attach_arguments = compressor, collective, dict(attach_options or {})
-        self._state: CompressionHook | RankTraining | None = None  # of this rank
+        self._arguments = {"compressor": compressor, "collective": collective, **(attach_options or {})}
+        self._state: RankHook | None = None  # of this rank
         self._resumed_from = Path()
         self._has_failed = False
 
@@ -50,14 +49,14 @@ class _RankStrategy(DDPStrategy):
         if getattr(self.precision_plugin, "scaler", None) is not None:
             raise ValueError(FP16_REFUSED)
         if self._state is not None:
-            self._state.close()  # an exception may have ended the last `fit`
+            self._state.hook.close()  # an exception may have ended the last `fit`
         self._has_failed = False
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
         if self._state is not None:
-            save_rank(self._state.state_dict(), _rank_file(filepath))
+            self._state.save(_rank_file(filepath))
 
     @override
     def remove_checkpoint(self, filepath: Any) -> None:
@@ -74,7 +73,7 @@ class _RankStrategy(DDPStrategy):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         super().load_optimizer_state_dict(checkpoint)
         assert self._state is not None
-        self._state.load_state_dict(load_rank(_rank_file(self._resumed_from), self.root_device))
+        self._state.load(self._state.read(_rank_file(self._resumed_from)))
 
     @override
     def on_exception(self, exception: BaseException) -> None:
@@ -85,7 +84,7 @@ class _RankStrategy(DDPStrategy):
     def teardown(self) -> None:
         # Closing waits for the other ranks. After a failure they may never come; the process ends soon.
         if self._state is not None and not self._has_failed:
-            self._state.close()
+            self._state.hook.close()
         super().teardown()
 
 
@@ -127,8 +126,8 @@ class GradwireDDPStrategy(_RankStrategy):
     @override
     def _register_ddp_hooks(self) -> None:
         self._begin()
-        compressor, collective, options = self._attach_arguments
-        self.hook = self._state = attach(self.model, compressor, collective, **options)
+        self.hook = attach(self.model, **self._arguments)
+        self._state = RankHook(self.hook)
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -167,7 +166,6 @@ class GradwireLocalStrategy(_RankStrategy):
     """
 
     hook: LocalHook | None = None
-    _state: RankTraining | None
 
     def __init__(
         self,
@@ -191,8 +189,8 @@ class GradwireLocalStrategy(_RankStrategy):
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
-            self._state = RankTraining(self.model, self.optimizers, self._attach_arguments)
-            self.hook = self._state.hook
+            self.hook = attach_local(self.model, self.optimizers, **self._arguments)
+            self._state = RankHook(self.hook, self.optimizers)
 
     @override
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:

@@ -23,17 +23,16 @@ from compressors.base import Compressor
 from gradwire.ddp.attach import attach
 from gradwire.ddp.hook import CompressionHook
 from gradwire.exchange.packed_state import bits_hash
-from gradwire.local.attach import LocalHook
+from gradwire.local.attach import LocalHook, attach_local
 from gradwire.trainers.accelerate import check
-from gradwire.trainers.local import RankTraining
-from gradwire.trainers.rank_files import load_rank, rank_file, save_rank
+from gradwire.trainers.rank_hook import RankHook, rank_file
 
 
 class _RankCallback(TrainerCallback, abc.ABC):
     """Attaches a hook at the beginning of each training, and saves the state of each rank in every checkpoint."""
 
     hook: CompressionHook | LocalHook | None = None
-    _state: CompressionHook | RankTraining | None = None  # of this rank
+    _state: RankHook | None = None  # of this rank
 
     def __init__(
         self,
@@ -44,7 +43,7 @@ class _RankCallback(TrainerCallback, abc.ABC):
     ) -> None:
         check(trainer.accelerator)
         self._trainer = trainer  # callbacks see the model without DDP around it
-        self._attach_arguments = compressor, collective, attach_options
+        self._arguments = {"compressor": compressor, "collective": collective, **attach_options}
 
     @property
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -62,18 +61,18 @@ class _RankCallback(TrainerCallback, abc.ABC):
         if sum(isinstance(each, _RankCallback) for each in self._trainer.callback_handler.callbacks) > 1:
             raise ValueError("this trainer has two callbacks of gradwire; remove one with trainer.remove_callback")
         if self._state is not None:
-            self._state.close()  # an exception may have ended the last training
+            self._state.hook.close()  # an exception may have ended the last training
         self._attach()
         assert self._state is not None
         if state.global_step > 0:
             path = rank_file(args.resume_from_checkpoint or _checkpoint(args, state))
-            own = load_rank(path, args.device)
+            own = self._state.read(path)
             if own["weights"] != bits_hash(self._trainer.model.parameters()):
                 raise ValueError(
                     f"{path} belongs to other weights than those that were loaded; "
                     "name the folder in TrainingArguments(resume_from_checkpoint=...), too"
                 )
-            self._state.load_state_dict(own)
+            self._state.load(own)
 
     @override
     def on_epoch_begin(
@@ -85,15 +84,14 @@ class _RankCallback(TrainerCallback, abc.ABC):
     @override
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         assert self._state is not None
-        weights = bits_hash(self._trainer.model.parameters())
-        save_rank({**self._state.state_dict(), "weights": weights}, rank_file(_checkpoint(args, state)))
+        self._state.save(rank_file(_checkpoint(args, state)), weights=bits_hash(self._trainer.model.parameters()))
 
     @override
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         assert self._state is not None
-        self._state.close()
+        self._state.hook.close()
 
 
 class GradwireCallback(_RankCallback):
@@ -147,9 +145,8 @@ class GradwireCallback(_RankCallback):
 
     @override
     def _attach(self) -> None:
-        compressor, collective, options = self._attach_arguments
-        wrapped = self._trainer.model_wrapped
-        self.hook = self._state = attach(wrapped, compressor, collective, optimizer=self._optimizer, **options)
+        self.hook = attach(self._trainer.model_wrapped, optimizer=self._optimizer, **self._arguments)
+        self._state = RankHook(self.hook)
         self._trainer.model_wrapped = self._trainer.model  # the next training wraps it again
 
 
@@ -176,7 +173,6 @@ class GradwireLocalCallback(_RankCallback):
     """
 
     hook: LocalHook | None = None
-    _state: RankTraining | None = None
 
     def __init__(
         self,
@@ -200,8 +196,8 @@ class GradwireLocalCallback(_RankCallback):
 
     @override
     def _attach(self) -> None:
-        self._state = RankTraining(self._trainer.model, [self._optimizer], self._attach_arguments)
-        self.hook = self._state.hook
+        self.hook = attach_local(self._trainer.model, self._optimizer, **self._arguments)
+        self._state = RankHook(self.hook, [self._optimizer])
 
     @override
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

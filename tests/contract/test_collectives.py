@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from collectives.allgather import Allgather
-from collectives.allreduce import Ring
+from collectives.allreduce import Allgather, Ring
 from collectives.options import Incompatible, OptionError
 from collectives.payloads import Bundle, Dense, GroupSparse, Sparse, members
 from collectives.payloads.base import Payload, PayloadError

@@ -18,8 +18,7 @@ from bench.launch.layer_plan import expected_bucket_nbytes, planned_layers
 from collectives.options import incompatibility, options_of
 from collectives.payloads.base import Dense
 from compressors.base import Compressor
-from gradwire.exchange.reducer import Reducer
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import Reducer, reducer_for
 from gradwire.exchange.report import Bucket
 from tests.testing.compressor_cases import (
     CASES,

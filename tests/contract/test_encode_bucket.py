@@ -177,12 +177,12 @@ def test_what_is_not_finite_is_found(encoder: Case, path: str) -> None:
 
 
 def second_step(
-    compressor: Compressor, gradients: list[torch.Tensor], screen: Callable[[list[torch.Tensor]], object]
+    compressor: Compressor, gradients: list[torch.Tensor], screen: Callable[[Sequence[torch.Tensor]], object]
 ) -> list[torch.Tensor]:
     """Return the message and the residuals of a step that follows an ordinary one."""
     reducer, seen = PerLayerReducer(cast(PerLayer, compressor), momentum=0.9), list[torch.Tensor]()
     for index, given in enumerate((usual_gradients(0), [one.clone() for one in gradients])):
-        bucket = Bucket(layers=LAYERS, gradients=given, step=step_at(index), screen=lambda given=given: screen(given))
+        bucket = Bucket(layers=LAYERS, gradients=given, step=step_at(index), screen_=screen)
 
         def start_sum(payload: Payload, key: Key) -> PendingSum:
             seen.append(payload.pack().clone())
@@ -193,7 +193,7 @@ def second_step(
     return [seen[-1], *reducer.state_dict()["residuals"].values()]
 
 
-def zero_all(gradients: list[torch.Tensor]) -> None:
+def zero_all(gradients: Sequence[torch.Tensor]) -> None:
     if not all(bool(one.isfinite().all()) for one in gradients):
         for one in gradients:
             one.zero_()
@@ -222,7 +222,7 @@ def test_finite_numbers_whose_sum_overflows_are_encoded_as_ever(name: str) -> No
         residuals = {layer.id: torch.full((layer.numel,), 3e38) for layer in LAYERS}
         reducer.load_state_dict({"residuals": residuals, "velocities": {}, "memory": {}})
         huge = [torch.full((layer.numel,), 3e38) for layer in LAYERS]
-        bucket = Bucket(layers=LAYERS, gradients=huge, step=step_at(1), screen=lambda: None)
+        bucket = Bucket(layers=LAYERS, gradients=huge, step=step_at(1), screen_=lambda tensors: None)
         reducer.reduce(bucket, lambda payload, key: payload, SingleRank())
         reducer.commit()
         return [*bucket.updates, *reducer.state_dict()["residuals"].values()]

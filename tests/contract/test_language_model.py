@@ -11,7 +11,7 @@ import torch
 from bench.core import registry
 from collectives.options import incompatibility
 from compressors.layer import layers_of
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from tests.testing.compressor_cases import NAMES, Case, case, on_ranks, reduce_once, step_at
 from tests.testing.small_transformer import SmallTransformer, loss_of
 from tests.testing.thinned import every_second

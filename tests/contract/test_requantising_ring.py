@@ -13,13 +13,13 @@ from collectives.base import BoundCollective
 from collectives.options import Incompatible, OptionError, build
 from collectives.payloads import Bundle, Codes, Dense, Sparse
 from collectives.payloads.base import Payload, PayloadError
-from collectives.requantisation import RequantisedPieces
+from collectives.recoding import RequantisedPieces
 from collectives.schedule.rounds import LayerStretch, Layout, Piece, Round
 from compressors.base import Compressor, PerLayer
 from compressors.layer import Layer, end_to_end
 from gradwire.exchange.communicator import CompressedSums
 from gradwire.exchange.packed_state import pack_state, unpack_state
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from gradwire.exchange.report import Bucket
 from tests.testing.compressor_cases import layers_of_shapes, step_at
 from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from collectives.allgather import Allgather
+from collectives.allreduce import Allgather
 from collectives.payloads import Bundle, Dense
 from collectives.payloads.base import Payload
-from collectives.schedule.rounds import Layout, Message, Piece, Round, leaves
+from collectives.schedule.rounds import Layout, Piece, PieceMessage, Round, leaves
 from collectives.transport.base import Pending, Receive, Send
 from tests.testing.collectives import COLLECTIVES, clone, key_of
 from tests.testing.memory_transport import MemoryTransport, run_threads
@@ -52,7 +52,7 @@ def described(rounds: Sequence[Round], length_of: PackedLengths) -> Sent:
     return sent
 
 
-def nbytes_of(round_: Round, message: Message, length_of: PackedLengths) -> int:
+def nbytes_of(round_: Round, message: PieceMessage, length_of: PackedLengths) -> int:
     if round_.itemsize is not None:
         return round_.itemsize * message.numel
     lengths = [length for piece in message.pieces for length in length_of(piece)]

@@ -20,7 +20,7 @@ from compressors.hylo import Hylo
 from compressors.topk import TopK
 from gradwire.exchange.communicator import CompressedSums
 from gradwire.exchange.packed_state import pack_state, unpack_state
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from gradwire.exchange.report import Bucket
 from tests.testing.compressor_cases import layers_of_shapes, step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads

@@ -17,8 +17,7 @@ from torch import nn
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn.parallel import DistributedDataParallel
 
-from collectives.allgather import Allgather
-from collectives.allreduce import Ring
+from collectives.allreduce import Allgather, Ring
 from collectives.base import Collective, PendingSum
 from collectives.options import build
 from compressors.floats import NoCompression

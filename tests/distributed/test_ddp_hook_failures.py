@@ -22,8 +22,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 
-from collectives.allgather import Allgather, BoundAllgather
-from collectives.allreduce import Native, Ring
+from collectives.allreduce import Allgather, BoundAllgather, Native, Ring
 from collectives.base import SumEncoder
 from collectives.transport.base import Transport, TransportError
 from compressors.floats import NoCompression

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from bench.core import registry
-from collectives.allgather import Allgather
+from collectives.allreduce import Allgather
 from collectives.options import incompatibility
 from compressors.base import Compressor, PerLayer
 from gradwire.fsdp.reduce_scatter import ReduceScatterHook, attach_reduce_scatter

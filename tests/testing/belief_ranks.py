@@ -15,7 +15,7 @@ from compressors.base import Compressor
 from compressors.floats import NoCompression
 from compressors.layer import layers_of
 from gradwire.exchange.communicator import CompressedCommunicator
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from gradwire.optim.adabelief import Belief
 from tests.testing.compressor_cases import step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads

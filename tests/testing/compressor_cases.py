@@ -9,12 +9,11 @@ from typing import Any, TypeVar, cast
 import torch
 
 from bench.core import registry, spec
-from collectives.allgather import Allgather
+from collectives.allreduce import Allgather
 from collectives.base import BoundCollective, Collective
 from compressors.base import Compressor, DdpHook
 from compressors.layer import Layer, Step
-from gradwire.exchange.reducer import Reducer
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import Reducer, reducer_for
 from gradwire.exchange.report import Bucket
 from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
 

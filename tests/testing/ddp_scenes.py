@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from collectives.allgather import Allgather
+from collectives.allreduce import Allgather
 from compressors.base import Compressor
 from gradwire.ddp.attach import attach
 from gradwire.ddp.hook import CompressionHook

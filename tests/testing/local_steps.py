@@ -12,8 +12,7 @@ from bench.core import spec
 from collectives.base import Collective
 from compressors.base import Compressor
 from gradwire.local.by_speed import LocalStepsBySpeed
-from gradwire.local.exchange import LocalSteps
-from gradwire.local.members import FixedMembers
+from gradwire.local.exchange import FixedMembers, LocalSteps
 from gradwire.local.options import LocalOptions
 from tests.testing.compressor_cases import step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads

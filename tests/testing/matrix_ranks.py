@@ -14,7 +14,7 @@ from collectives.base import Collective
 from compressors.base import Compressor
 from compressors.layer import layers_of
 from gradwire.exchange.communicator import CompressedCommunicator
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from tests.testing.compressor_cases import step_at
 from tests.testing.memory_transport import MemoryTransport
 

@@ -28,8 +28,8 @@ from collectives.transport.sockets import connect_ranks
 from compressors.layer import Step
 from gradwire.exchange.packed_state import pack_state, unpack_state
 from gradwire.exchange.report import Bucket
+from gradwire.local.exchange import LocalSteps, Members
 from gradwire.local.fragments import FragmentExchange
-from gradwire.local.members import Members, RankSteps
 
 # Seconds for the members to connect; all are ready, so one that does not connect is lost.
 CONNECT_WITHIN_S = 10.0
@@ -55,7 +55,7 @@ class ElasticMembers(Members):
         self._generation = 0  # of the connections to the others
 
     @override
-    def join(self, local: RankSteps, while_waiting: Callable[[], None], has_joined: Callable[[], None]) -> int:
+    def join(self, local: LocalSteps, while_waiting: Callable[[], None], has_joined: Callable[[], None]) -> int:
         """Join the run; return the step of the run from which this rank trains.
 
         Raises:
@@ -93,7 +93,7 @@ class ElasticMembers(Members):
         return self.membership.share_figures(self._local.num_steps, own, self._steps_here)
 
     @override
-    def average_(self, local: RankSteps, exchange: FragmentExchange, step: Step) -> Bucket:
+    def average_(self, local: LocalSteps, exchange: FragmentExchange, step: Step) -> Bucket:
         difference, buffers = exchange.mean.clone(), [buffer.clone() for buffer in exchange.buffers]
         while True:
             participants = self.membership.begin(exchange.number, self._steps_here)
@@ -121,7 +121,7 @@ class ElasticMembers(Members):
     def close(self) -> None:
         self.membership.close()
 
-    def _connect(self, local: RankSteps, participants: Participants) -> None:
+    def _connect(self, local: LocalSteps, participants: Participants) -> None:
         """Connect this rank to the others that take part, unless that was done before."""
         if participants.generation == self._generation:
             return

@@ -33,7 +33,7 @@ from collectives.transport.base import SingleRank
 from compressors.base import FP32_BYTES, Compressor
 from compressors.layer import Layer, Step, layers_of
 from gradwire.exchange.encode_group import group_layers
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from gradwire.exchange.report import Bucket
 
 SMALLEST_SCALE = 1e-3

@@ -17,11 +17,11 @@ from typing import Any, Literal, Self, cast, get_args
 import numpy as np
 
 from bench.core import processes
-from bench.core.errors import RunFailed, UsageError, check_usage
+from bench.core.errors import RunFailed, UsageError
 from bench.core.files import read_toml, refuse_unknown, text
 from bench.core.processes import die_with_parent
 from bench.extensions.place.topology import Topology
-from collectives.options import did_you_mean
+from collectives.options import did_you_mean, raise_first
 from collectives.transport.mapped_memory import SpinThenSleep
 
 Figures = Literal["nominal", "measured"]
@@ -130,7 +130,8 @@ class Catalog:
         """
         links = [link.kind for link in (topology.links + topology.bridges) if link.kind not in measured]
         devices = [*(host.kind for host in topology.hosts), *(device.kind for device in topology.devices)]
-        check_usage(
+        raise_first(
+            UsageError,
             *(
                 (
                     name not in known,
@@ -139,7 +140,7 @@ class Catalog:
                 )
                 for what, names, known in (("link", links, self.links), ("device", devices, self.devices))
                 for name in names
-            )
+            ),
         )
 
 

@@ -23,7 +23,7 @@ from typing_extensions import Doc, override
 from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Straggler
-from bench.core.errors import UsageError, check_usage
+from bench.core.errors import UsageError
 from bench.datasets.base import Dataset
 from bench.extensions.place.assignment import ActivationPolicy, Plan, Split, check_values
 from bench.extensions.place.catalog import SHM, Catalog, folders
@@ -36,6 +36,7 @@ from bench.optimizers.base import Optimizer
 from bench.strategies.base import BoundStrategy, CommandedRank, Setup, Strategy
 from collectives.allreduce import Native
 from collectives.base import Collective
+from collectives.options import raise_first
 from collectives.pool import Pool
 from collectives.refusals import Refusal
 from compressors.base import Compressor, DdpHook
@@ -76,7 +77,8 @@ class Placed(Strategy):
             )
         topology = Topology.read(Path(self.devices))
         num_processes = 1 + len(topology.devices)
-        check_usage(
+        raise_first(
+            UsageError,
             *(
                 (
                     device.torch_device != "cpu",

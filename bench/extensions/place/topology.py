@@ -42,9 +42,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from bench.core.errors import UsageError, check_usage
+from bench.core.errors import UsageError
 from bench.core.files import read_toml, refuse_unknown, tables, text, whole_number
-from collectives.options import did_you_mean
+from collectives.options import did_you_mean, raise_first
 
 Role = Literal["gpu", "fpga", "asic", "dpu", "cpu"]
 ROLES: tuple[Role, ...] = typing.get_args(Role)
@@ -123,7 +123,8 @@ class Topology:
     def __post_init__(self) -> None:
         names = [*(host.name for host in self.hosts), *(link.node for link in self.links)]
         device_names = {device.name for device in self.devices}
-        check_usage(
+        raise_first(
+            UsageError,
             (
                 not 1 <= len(self.devices) <= MAX_DEVICES,
                 f"{len(self.devices)} devices are not possible; describe 1 to {MAX_DEVICES}",

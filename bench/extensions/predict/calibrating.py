@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from bench.core import environment, processes, spec
 from bench.core.config.run import RanksConfig, RunConfig
 from bench.core.environment import usable_cores
-from bench.core.errors import Interrupted, RunFailed, UsageError, check_usage
+from bench.core.errors import Interrupted, RunFailed, UsageError
 from bench.core.files import check_writable
 from bench.core.run_folder import read_json, write_json
 from bench.core.units import parse_duration
@@ -31,6 +31,7 @@ from bench.launch.plan import check as check_run
 from bench.launch.plan import plan as plan_run
 from bench.launch.plan import prepare_data
 from bench.launch.run import measure
+from collectives.options import raise_first
 
 if TYPE_CHECKING:
     from bench.optimizers.base import Optimizer
@@ -90,7 +91,8 @@ def check(options: CalibrateConfig) -> RunConfig:
         UsageError: an option is unknown, or names a device, optimizer or compressor that cannot be measured.
     """
     optimizer = cast("Optimizer", spec.build("optimizers", options.optimizer))
-    check_usage(
+    raise_first(
+        UsageError,
         (options.device == "cuda", "GPUs cannot be calibrated; use --device cpu"),
         (
             optimizer.exchanges,
@@ -100,7 +102,7 @@ def check(options: CalibrateConfig) -> RunConfig:
     given = {name: getattr(options, name) for name in _OF_A_RUN}
     run = check_run(RunConfig(**given, world_size=1, device="cpu", steps=1))
     compressors = [cast("Compressor", spec.build("compressors", text)) for text in spec.split_list(options.compressors)]
-    check_usage(*((True, reason) for reason in map(cannot_be_calibrated, compressors) if reason))
+    raise_first(UsageError, *((True, reason) for reason in map(cannot_be_calibrated, compressors) if reason))
     return run
 
 

@@ -15,9 +15,10 @@ import typer
 from bench.cli.commands import MODEL, Command
 from bench.cli.options import AsJson, takes
 from bench.core.config.run import OUTPUT
-from bench.core.errors import UsageError, check_usage
+from bench.core.errors import UsageError
 from bench.core.files import check_writable
 from bench.extensions.predict.options import TABLE, VALIDATION, WHAT, CalibrateConfig, PredictConfig
+from collectives.options import raise_first
 
 if TYPE_CHECKING:
     from bench.extensions.predict.calibration import Calibration
@@ -184,7 +185,8 @@ def predict(
     """Predict the time, exposed time and bytes of a training step, and whether compression beats dense bf16."""
     default, one = PredictConfig(), "--steps-from" if steps_from else "--losses" if options.losses else ""
     of_model = ("model", "dataset", "batch_size", "step_time", "shared_cores", "strategy")
-    check_usage(
+    raise_first(
+        UsageError,
         (
             validate is not None
             and (sweep is not None or bool(steps_from) or from_profile is not None or options != default),

@@ -8,7 +8,7 @@ from typing import ClassVar, cast
 import torch
 
 from bench.core import environment, spec
-from bench.core.errors import UsageError, check_usage
+from bench.core.errors import UsageError
 from bench.core.units import format_seconds, parse_duration
 from bench.datasets.base import Dataset
 from bench.extensions.predict.calibrating import cannot_be_calibrated
@@ -30,12 +30,13 @@ from bench.extensions.predict.step_parts import growth_in_parts
 from bench.models.base import Model, build_network
 from bench.strategies.ddp import bucket_size, buckets_of
 from collectives.base import Key
+from collectives.options import raise_first
 from collectives.payloads.base import Payload
 from collectives.schedule.rounds import leaves
 from collectives.transport.base import SingleRank
 from compressors.base import Compressor
 from compressors.layer import Layer, Step, layers_of
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from gradwire.exchange.report import Bucket
 
 DATASET, BATCH_SIZE = "digits", 32
@@ -154,7 +155,8 @@ def _encoded(compressor: Compressor, buckets: Sequence[Sequence[Layer]]) -> tupl
         UsageError: the time that the compressor takes to encode is not known.
     """
     reason, name = cannot_be_calibrated(compressor), compressor.component_name
-    check_usage(
+    raise_first(
+        UsageError,
         (reason is not None, reason or ""),
         (
             name not in ENCODE_NS,

@@ -37,8 +37,7 @@ from bench.extensions.predict.calibration import (
 from bench.extensions.predict.contention import Computing, Job
 from bench.extensions.predict.flows import NOTHING, Flows
 from bench.extensions.predict.links import Floats, SettlingWindows, Windows
-from collectives.allgather import Allgather
-from collectives.allreduce import Native
+from collectives.allreduce import Allgather, Native
 from collectives.base import Collective
 from collectives.payloads.base import HEADER_BYTES
 from collectives.schedule.rounds import Layout, Leaf

@@ -10,10 +10,11 @@ import typer
 from bench.cli.commands import MODEL, Command
 from bench.core import spec
 from bench.core.config.run import OUTPUT
-from bench.core.errors import UsageError, check_usage
+from bench.core.errors import UsageError
 from bench.core.files import check_writable
 from bench.core.units import format_bytes, format_seconds
 from bench.extensions.predict.options import DEFAULT_COMPRESSORS
+from collectives.options import raise_first
 
 PROFILE = Path("profile.json")
 EXAMPLES = """[bold]Examples[/bold]
@@ -52,7 +53,7 @@ def profile(
     from compressors.base import Compressor
 
     wanted = [cast(Compressor, spec.build("compressors", text)) for text in spec.split_list(compressors)]
-    check_usage(*((True, reason) for reason in map(cannot_be_calibrated, wanted) if reason))
+    raise_first(UsageError, *((True, reason) for reason in map(cannot_be_calibrated, wanted) if reason))
     given = arguments or []
     with tempfile.TemporaryDirectory(prefix="bench-profile-") as name:
         record(script, given, Path(name), world_size=world_size, warmup=warmup_steps, steps=steps)

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from bench.cli.console import plain_table, print_json, stdout_console
 from bench.core import registry, spec
-from bench.core.errors import UsageError, check_usage
+from bench.core.errors import UsageError
 from bench.core.units import format_bytes, format_rate, format_seconds, parse_rate
 from bench.extensions.predict.calibration import Calibration
 from bench.extensions.predict.options import PredictConfig
@@ -35,7 +35,7 @@ from bench.extensions.predict.script_profile import Profile
 from bench.extensions.predict.validation import NOT_CHECKED, latency_note, notes, outside, range_notes
 from bench.strategies.local import Local
 from collectives.base import Collective
-from collectives.options import incompatibility
+from collectives.options import incompatibility, raise_first
 from collectives.refusals import refuse
 from compressors.base import Compressor
 
@@ -407,7 +407,8 @@ def predict_map(known: Calibration, options: PredictConfig, text: str, *, as_jso
         for option in PredictConfig.options()
         if option.name in set_by_map and getattr(options, option.name) != option.default
     ]
-    check_usage(
+    raise_first(
+        UsageError,
         (
             comma != "" and variable.strip() != "world_size",
             f"--sweep '{text}' is not possible; write it like bandwidth=1mbit..10gbit,world_size=2..64",

@@ -15,7 +15,7 @@ from bench.core.config.configuration import NOT_GIVEN
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Straggler
 from bench.core.counters import FRAME_BYTES, FRAME_HEADER_BYTES
-from bench.core.errors import UsageError, check_usage
+from bench.core.errors import UsageError
 from bench.core.units import MAX_RATE_BPS
 from bench.extensions.async_server.strategy import AsyncServer
 from bench.extensions.predict.asynchronous import predict_async
@@ -34,7 +34,7 @@ from bench.strategies.local import Local
 from collectives.base import Collective
 from collectives.direct import on_links
 from collectives.hierarchical import Hierarchical
-from collectives.options import Incompatible
+from collectives.options import Incompatible, raise_first
 from collectives.refusals import refuse
 from collectives.schedule.rounds import Layout
 from collectives.schedule.waves import Lengths, waves_of
@@ -216,7 +216,8 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
     )
     parts = build_components(run)
     name, text = parts.strategy.component_name, str(parts.compressor)
-    check_usage(
+    raise_first(
+        UsageError,
         (request.world_size < 2, "one rank exchanges nothing; give --world-size 2 or more"),
         (name not in PREDICTED, f"steps of {name} cannot be predicted; choose {', '.join(PREDICTED)}"),
         (

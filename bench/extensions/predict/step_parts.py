@@ -43,8 +43,7 @@ from collectives.transport.base import SingleRank, Transport
 from compressors.base import Compressor
 from compressors.layer import Layer, Step, layers_of
 from gradwire.ddp.gradients import ZeroCopyGradients
-from gradwire.exchange.reducer import Reducer
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import Reducer, reducer_for
 from gradwire.exchange.report import Bucket
 
 # Numbers of steps before the first timed one; in the first two, DDP forms its buckets.

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from bench.core import environment, spec
 from bench.core.config.run import VIRTUAL_HOSTS, RunConfig
-from bench.core.errors import UsageError, check_usage
+from bench.core.errors import UsageError
 from bench.core.files import files_below
 from bench.core.rows import read_rows
 from bench.core.run_folder import RunFolder, read_json
@@ -25,6 +25,7 @@ from bench.hosts.cluster import Cluster, HostLink
 from bench.launch.sweep_file import PlannedRun, table_text
 from bench.launch.sweep_state import PastRun, SweepState
 from bench.strategies.local import Local
+from collectives.options import raise_first
 from compressors.base import Compressor
 
 _AS_CALIBRATED = ("model", "dataset", "optimizer", "batch_size", "augment", "threads", "bucket_mb")
@@ -70,7 +71,8 @@ def check_machine(calibration: Calibration) -> None:
         UsageError: this is another machine, or other kernels are in use.
     """
     kernels, machine = environment.kernels(), (environment.cpu_model(), environment.usable_cores())
-    check_usage(
+    raise_first(
+        UsageError,
         (
             (calibration.cpu, calibration.cores) != machine,
             f"the calibration is of another machine, {calibration.cpu} with {calibration.cores} cores; its predictions "
@@ -118,7 +120,8 @@ def request_of_run(calibration: Calibration, config: RunConfig) -> PredictionReq
     # Only ddp has buckets; async_server pushes a layer when its calibrated bucket is ready.
     has_buckets = config.strategy.partition(":")[0] == DDP
     left_out = [word for name, word in _LEFT_OUT.items() if getattr(config, name)]
-    check_usage(
+    raise_first(
+        UsageError,
         *(
             (
                 getattr(config, name) != getattr(calibration, name),

@@ -112,25 +112,6 @@ class Codebook:
     first: First = "low"
 
 
-_CODEBOOKS: dict[str | int, Codebook] = {}  # by name and by number
-
-
-def register(codebook: Codebook) -> Codebook:
-    """Register a codebook under its name and number, and return it.
-
-    Raises:
-        ValueError: the name or the number is taken, or a width does not divide 8.
-    """
-    if codebook.name in _CODEBOOKS or codebook.number in _CODEBOOKS:
-        raise ValueError(
-            f"codebook {codebook.name} (number {codebook.number}) clashes with one that exists; choose others"
-        )
-    if any(bits not in (1, 2, 4, 8) for bits in codebook.widths):
-        raise ValueError(f"codebook {codebook.name}: codes are 1, 2, 4 or 8 bits wide, got {codebook.widths}")
-    _CODEBOOKS[codebook.name] = _CODEBOOKS[codebook.number] = codebook
-    return codebook
-
-
 def find_codebook(key: str | int) -> Codebook:
     """Return the codebook of this name or number.
 
@@ -162,14 +143,18 @@ def _natural_values(bits: int) -> torch.Tensor:
     return torch.cat([magnitudes, -magnitudes + 0])
 
 
-SIGN = register(Codebook(name="sign", number=0, widths=(1,), values=lambda bits: torch.tensor([-1.0, 1.0])))
-TERNARY = register(  # binary 00 is 0, 11 is +1, 10 is -1; 01 is never sent and decodes to 0
+SIGN = Codebook(name="sign", number=0, widths=(1,), values=lambda bits: torch.tensor([-1.0, 1.0]))
+TERNARY = (  # binary 00 is 0, 11 is +1, 10 is -1; 01 is never sent and decodes to 0
     Codebook(
         name="ternary", number=1, widths=(2,), values=lambda bits: torch.tensor([0.0, 0.0, -1.0, 1.0]), first="high"
     )
 )
-LEVELS = register(Codebook(name="levels", number=2, widths=(2, 4, 8), values=_level_values))
-NATURAL = register(Codebook(name="natural", number=3, widths=(2, 4, 8), values=_natural_values))
+LEVELS = Codebook(name="levels", number=2, widths=(2, 4, 8), values=_level_values)
+NATURAL = Codebook(name="natural", number=3, widths=(2, 4, 8), values=_natural_values)
+
+_CODEBOOKS: dict[str | int, Codebook] = {  # by name and by number
+    key: book for book in (SIGN, TERNARY, LEVELS, NATURAL) for key in (book.name, book.number)
+}
 
 
 # (packed codes, uint8 [ceil(numel * bits / 8)], and scales, floating [ceil(numel / block_numel)])

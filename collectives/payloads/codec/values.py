@@ -11,15 +11,14 @@ from collectives.kernels.loop import Float, FloatArray, Int, Loop, also_on_gpus,
 LENGTH = 2**16
 
 
-def cache_blocks(numel: int, device: torch.device, multiple_of: int = 1) -> Iterator[slice]:
+def cache_blocks(numel: int, device: torch.device) -> Iterator[slice]:
     """Yield slices that together cover `numel` elements: short enough for the cache on a CPU, a single one on a GPU.
 
     Args:
         numel: number of elements.
         device: device of the elements.
-        multiple_of: the length of every slice but the last is a multiple of this.
     """
-    step = -(-LENGTH // multiple_of) * multiple_of if device.type == "cpu" else max(1, numel)
+    step = LENGTH if device.type == "cpu" else max(1, numel)
     for start in range(0, numel, step):
         yield slice(start, min(start + step, numel))
 

@@ -18,7 +18,7 @@ from bench.optimizers.base import Optimizer
 from collectives.payloads.base import unpack
 from compressors.base import Compressor, PerLayer
 from compressors.layer import Step, layers_of
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from gradwire.exchange.report import StepReport
 from gradwire.step_guard import Nonfinite, StepGuard
 from tests.testing.limits import LIMIT_S

@@ -24,7 +24,7 @@ from compressors.floats import NoCompression
 from compressors.layer import Step, layers_of
 from compressors.topk import TopK
 from gradwire.exchange.communicator import CompressedCommunicator
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from tests.extensions.place.devices import device_file
 from tests.testing.configs import make_config
 from tests.testing.memory_transport import MemoryTransport, run_threads

@@ -10,7 +10,6 @@ import torch
 
 from collectives.kernels.library import kernels_in_use
 from collectives.payloads.base import Payload, PayloadError, unpack
-from collectives.payloads.batch import SparseBatch
 from collectives.payloads.bundle import UnreducedSum
 from collectives.payloads.codec.bits import LEVELS, NATURAL, SIGN, TERNARY, pack_bits, unpack_bits
 from collectives.payloads.codec.index_sets import (
@@ -24,6 +23,7 @@ from collectives.payloads.codec.values import add_values, to_value_dtype
 from collectives.payloads.codes import Codes, TwoMeans, num_scales
 from collectives.payloads.fields import Reader, as_bytes
 from collectives.payloads.group_sparse import GroupSparse
+from collectives.payloads.packed_bundle import SparseBundle
 from collectives.payloads.sparse import Sparse
 from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops, same
 from tests.testing.payloads import packed_codes
@@ -206,7 +206,7 @@ def test_no_value_of_a_batch_is_written_outside_of_its_payload(outside: int) -> 
     """With as many values as elements, positions are not sent."""
     positions = torch.tensor([*range(14), outside])
     with pytest.raises(IndexError, match="outside the elements of its payload"):
-        SparseBatch([15], [15], positions, torch.ones(15)).pack()
+        SparseBundle([15], [15], positions, torch.ones(15)).pack()
 
 
 def test_every_half_is_read_as_it_is_also_where_subnormal_floats_are_flushed_to_zero() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from collectives.payloads import CholeskyFactor, Codes, Dense, GroupSparse, RowSparse, Seeded, Sparse, Triangle
 from collectives.payloads.base import PayloadError, unpack
-from collectives.payloads.codec.bits import Codebook, find_codebook, register
+from collectives.payloads.codec.bits import find_codebook
 from collectives.payloads.codec.philox import seeded_positions
 from tests.testing.payloads import DEVICES, make, packed_codes
 
@@ -178,18 +178,6 @@ def test_negative_levels_may_be_given_as_they_are() -> None:
     levels = torch.tensor([-7, -1, 0, 3, 7])
     payload = packed_codes(levels, codebook="levels", bits=4, scales=torch.tensor([2.0]))
     assert payload.to_dense().tolist() == [-14, -2, 0, 6, 14]
-
-
-def test_a_codebook_can_be_added_but_not_replaced() -> None:
-    for clash in (
-        Codebook(name="sign", number=200, widths=(1,), values=find_codebook("sign").values),
-        Codebook(name="new", number=0, widths=(1,), values=find_codebook("sign").values),
-        Codebook(name="new", number=200, widths=(3,), values=find_codebook("sign").values),
-    ):
-        with pytest.raises(ValueError, match="codebook"):
-            register(clash)
-    with pytest.raises(PayloadError, match="sign, ternary, levels, natural"):
-        find_codebook("new")
 
 
 def test_blocks_have_their_own_scale() -> None:

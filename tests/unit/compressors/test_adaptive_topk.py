@@ -7,9 +7,8 @@ import itertools
 
 import torch
 
-from compressors.adaptive_topk import COMMON, CURVES, FACTORS, AdaptiveTopK, _error_curve, choose_factors
-from compressors.topk import TopK
-from gradwire.exchange.reducers import reducer_for
+from compressors.topk import COMMON, CURVES, FACTORS, AdaptiveTopK, TopK, _error_curve, choose_factors
+from gradwire.exchange.reducer import reducer_for
 from tests.testing.compressor_cases import alone, layers_of_shapes, reduce_once, step_at
 
 LAYERS = layers_of_shapes((100, 100), (100, 100), (300, 100))

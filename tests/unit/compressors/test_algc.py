@@ -12,8 +12,7 @@ from collectives.options import MOST, OptionError
 from collectives.payloads import Dense, Sparse
 from compressors.algc import Algc
 from compressors.layer import Layer, Step, layers_of
-from gradwire.exchange.reducer import Reducer
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import Reducer, reducer_for
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, reduce_once, step_at
 
 LAYERS = layers_of_shapes((100, 100), (300, 100), (50,))

@@ -14,7 +14,7 @@ from compressors.algc import Algc
 from compressors.floats import NoCompression
 from compressors.topk import TopK
 from gradwire.exchange.communicator import CompressedCommunicator
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from tests.testing.compressor_cases import layers_of_shapes, step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads
 

@@ -10,7 +10,7 @@ import torch
 
 from compressors.base import Compressor
 from compressors.layer import Layer
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from tests.testing.compressor_cases import CASES, Case, alone, case, layers_of_shapes, reduce_once, step_at
 
 NUMEL = 1100  # not a multiple of the group and block sizes here

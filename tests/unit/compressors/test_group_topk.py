@@ -11,7 +11,7 @@ from collectives.options import OptionError
 from collectives.payloads import GroupSparse
 from compressors.group_topk import GroupTopK
 from compressors.layer import Layer
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from tests.testing.compressor_cases import LAYERS, alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 from tests.testing.memory_transport import MemoryTransport
 

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from bench.models.resnet import ResNet18
-from collectives.allgather import Allgather
+from collectives.allreduce import Allgather
 from collectives.options import Incompatible, OptionError
 from collectives.payloads import Codes, Dense, RowSparse
 from compressors.hylo import Hylo
 from compressors.layer import Layer, layers_of
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 
 CONV = layers_of_shapes((16, 4, 3, 3))[0]

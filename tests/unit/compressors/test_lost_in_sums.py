@@ -8,7 +8,7 @@ import torch
 from collectives.base import Collective
 from collectives.options import build
 from compressors.base import Compressor
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from gradwire.exchange.report import Bucket
 from tests.testing.compressor_cases import LAYERS, gradient, step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads

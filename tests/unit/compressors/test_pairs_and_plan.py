@@ -6,19 +6,17 @@ import pytest
 from torch import nn
 
 from bench.launch.layer_plan import planned_layers
-from collectives.allgather import Allgather
-from collectives.allreduce import Native, Ring
+from collectives.allreduce import Allgather, Native, Ring
 from collectives.options import Incompatible, build, incompatibility
 from collectives.server import Server
 from compressors.base import Compressor
-from compressors.floats import NoCompression
+from compressors.floats import NoCompression, NonZeroRows
 from compressors.group_topk import GroupTopK
 from compressors.hylo import Hylo
 from compressors.layer import layers_of
 from compressors.powersgd import PowerSgd
 from compressors.quantizers import Qsgd, TernGrad
 from compressors.randomk import RandomK
-from compressors.row_sparse import NonZeroRows
 from compressors.topk import TopK
 from compressors.torch_hooks import TorchPowerSgd
 

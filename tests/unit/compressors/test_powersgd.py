@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from collectives.options import OptionError
 from compressors.layer import Layer, layers_of
 from compressors.powersgd import PowerSgd
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 
 LAYERS = layers_of_shapes((24, 10, 2, 1), (24, 20), (20,), (30, 16))

@@ -17,7 +17,7 @@ from compressors.floats import Fp16
 from compressors.kernels import quantisation
 from compressors.quantizers import Int8, Natural, Qsgd, TernGrad
 from compressors.sign import OneBit, Sign, TwoBit
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 
 LAYER = layers_of_shapes((40, 50))[0]

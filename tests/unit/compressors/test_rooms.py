@@ -6,7 +6,7 @@ from collectives.base import Key, PendingSum
 from collectives.payloads.base import Dense, Payload
 from collectives.transport.base import SingleRank
 from compressors.floats import NoCompression
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from gradwire.exchange.report import Bucket
 from tests.testing.compressor_cases import gradient, layers_of_shapes, step_at
 

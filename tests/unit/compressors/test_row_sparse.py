@@ -12,10 +12,9 @@ from collectives.payloads.base import HEADER_BYTES
 from collectives.payloads.bundle import Bundle
 from collectives.payloads.codec.index_sets import index_set_nbytes
 from collectives.payloads.group_sparse import RowSparse
-from compressors.floats import NoCompression
+from compressors.floats import NoCompression, NonZeroRows
 from compressors.layer import layers_of
-from compressors.row_sparse import NonZeroRows
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from tests.testing.compressor_cases import gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 
 ROWS, WIDTH, TOKENS, STEPS = 20_000, 16, 64, 4

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compressors.adaptive_topk import _error_curve
 from compressors.powersgd import PowerSgd
-from gradwire.exchange.reducers import reducer_for
+from compressors.topk import _error_curve
+from gradwire.exchange.reducer import reducer_for
 from tests.testing.compressor_cases import Case, alone, case, gradient, layers_of_shapes, reduce_once, step_at
 
 CONV = layers_of_shapes((16, 4, 3, 3))[0]

@@ -12,15 +12,14 @@ from torch import nn
 from collectives.base import Collective
 from collectives.options import OptionError, build
 from collectives.payloads import Dense, Sparse
-from compressors.adaptive_topk import AdaptiveTopK
 from compressors.base import Compressor
 from compressors.group_topk import GroupTopK
 from compressors.hylo import Hylo
 from compressors.layer import Step
 from compressors.randomk import RandomK
 from compressors.sparse import Sparsifier
-from compressors.topk import Dgc, Threshold, TopK
-from gradwire.exchange.reducers import reducer_for
+from compressors.topk import AdaptiveTopK, Dgc, Threshold, TopK
+from gradwire.exchange.reducer import reducer_for
 from tests.testing.compressor_cases import LAYERS, alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 from tests.testing.memory_transport import MemoryTransport
 

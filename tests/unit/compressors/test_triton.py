@@ -13,7 +13,7 @@ from collectives.transport.base import SingleRank
 from compressors.base import Compressor, PerLayer
 from compressors.kernels import selection
 from compressors.layer import Layer, Step
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from gradwire.exchange.report import Bucket
 from tests.testing.loops import (
     DEVICE,

@@ -25,7 +25,7 @@ from collectives.allreduce import Native, Ring
 from collectives.base import BoundCollective
 from collectives.options import Incompatible, Options
 from compressors.base import Compressor, LossyCompressor
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 from tests.testing.memory_transport import MemoryTransport
 

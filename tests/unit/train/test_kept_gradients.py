@@ -15,7 +15,7 @@ from collectives.allreduce import Ring
 from compressors.floats import NoCompression
 from compressors.layer import layers_of
 from gradwire.exchange.communicator import CompressedCommunicator, Trigger
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from gradwire.exchange.report import StepReport
 from gradwire.optim.base import BoundOptimizer
 from gradwire.step_guard import Nonfinite

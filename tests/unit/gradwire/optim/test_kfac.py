@@ -21,7 +21,7 @@ from collectives.transport.base import SingleRank, Transport
 from compressors.floats import NoCompression
 from compressors.layer import layers_of
 from gradwire.exchange.communicator import CompressedCommunicator
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from gradwire.optim.kfac import KFAC
 from gradwire.optim.kronecker import KroneckerLayer
 from tests.testing.memory_transport import run_threads

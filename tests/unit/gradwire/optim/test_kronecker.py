@@ -17,7 +17,7 @@ from collectives.payloads.symmetric import MatrixForm, cholesky
 from collectives.transport.base import Traffic
 from compressors.floats import NoCompression
 from gradwire.exchange.communicator import CompressedCommunicator
-from gradwire.exchange.reducers import reducer_for
+from gradwire.exchange.reducer import reducer_for
 from gradwire.exchange.report import StepReport
 from gradwire.optim.kfac import kl_scale, preconditioned, predicted_change
 from gradwire.optim.kronecker import KroneckerLayer, MomentCapture, MomentExchange, kronecker_layers, owned

@@ -13,8 +13,7 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.launch.plan import check, plan
 from bench.optimizers.base import Optimizer
-from gradwire.optim.base import BoundOptimizer
-from gradwire.optim.flat import FlatOptimizer
+from gradwire.optim.base import BoundOptimizer, FlatOptimizer
 from tests.testing.belief_ranks import LR, Network, Rank, Tensors, noisy, set_gradients
 from tests.testing.memory_transport import MemoryTransport, run_threads
 

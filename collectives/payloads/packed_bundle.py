@@ -1,6 +1,6 @@
-"""Batches: bundles of payloads of one kind that were encoded in one native call.
+"""`PackedBundle`: a bundle of payloads of one kind that were encoded in one native call.
 
-A batch holds the arrays that the call filled. It packs the same bytes as a bundle of its members, which are made only
+It holds the arrays that the call filled. It packs the same bytes as a bundle of its members, which are made only
 if something else than the message is needed.
 """
 
@@ -31,7 +31,7 @@ _PACK = Loop("pack_members", ctypes.c_char_p, Int, LongArray, _VALUES, Int, Byte
 
 
 class PackedBundle(Bundle):
-    """Base of the batches; all tensors lie on the CPU.
+    """Base of the bundles that one native call encodes; all tensors lie on the CPU.
 
     Attributes:
         kind: class of the members.
@@ -48,7 +48,7 @@ class PackedBundle(Bundle):
 
     @abc.abstractmethod
     def _members(self) -> list[Payload]:
-        """Return the members as new payloads, which share the memory of this batch."""
+        """Return the members as new payloads, which share the memory of this bundle."""
 
     @functools.cached_property
     def payloads(self) -> list[Payload]:  # type: ignore[override]  # made on first use
@@ -106,8 +106,8 @@ def _sparse_layout(numel: int, count: int, dtype: torch.dtype) -> tuple[int, byt
     return example.nbytes, header + struct.pack(f"{len(row)}q", *row)
 
 
-class SparseBatch(PackedBundle):
-    """A batch of `Sparse` payloads.
+class SparseBundle(PackedBundle):
+    """A bundle of `Sparse` payloads.
 
     Args:
         numels: number of elements of each member.
@@ -178,8 +178,8 @@ def _coded_header(make: MakeCoded, numel: int, bits: int, num_scalars: int) -> t
     return message[: len(message) - len(packed) - 4 * num_scalars], len(message)
 
 
-class CodedBatch(PackedBundle):
-    """A batch of payloads with a code of a few bits for every element.
+class CodedBundle(PackedBundle):
+    """A bundle of payloads with a code of a few bits for every element.
 
     Args:
         make: makes a member: `sign`, `ternary` or `two_means`.
