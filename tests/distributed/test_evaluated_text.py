@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from bench.core import spec
 from bench.datasets.base import Samples
-from bench.train.data import Quality, evaluate
+from bench.train.data import Evaluation, evaluate
 from tests.testing.ranks import run_ranks
 
 WINDOWS, CONTEXT = 101, 64  # two batches and a part of one for a single rank
@@ -28,7 +28,7 @@ def network() -> nn.Module:
     return model.apply(lambda module: [nn.init.normal_(p, std=0.3) for p in module.parameters(recurse=False)])
 
 
-def quality(rank: int) -> Quality:
+def quality(rank: int) -> Evaluation:
     dataset = spec.build("datasets", f"stdlib:context={CONTEXT}")
     return evaluate(network(), [text()], dataset, torch.device("cpu"))[0]
 
