@@ -374,10 +374,12 @@ def test_the_plan_names_every_layer(case: Case) -> None:
 def test_policy_leaves_chosen_layers_alone(name: str) -> None:
     compressor = class_of(name)(skip=("norm", "bias"), dense_ends=True, min_numel=0)  # type: ignore[call-arg]
     gradients = gradients_at(0)
-    updates, _ = reduce_once(reducer_for(compressor), alone(), LAYERS, gradients, step_at(0))
+    reducer = reducer_for(compressor)
+    updates, _ = reduce_once(reducer, alone(), LAYERS, gradients, step_at(0))
     for layer, update, g in zip(LAYERS, updates, gradients, strict=True):
         if layer.kind in ("norm", "bias") or layer.position in (0.0, 1.0):
             assert torch.equal(update, g)
+            assert layer.id not in reducer.residual_norms()
     assert Dense in compressor.traits.emits
 
 

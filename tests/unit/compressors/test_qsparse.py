@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
@@ -80,16 +78,3 @@ def test_zeros_are_left_out() -> None:
     assert torch.equal(payload.to_dense(), x)
     nothing = encoded(torch.zeros(100), ratio=0.1)
     assert (nothing.num_entries, nothing.nbytes, nothing.pack().numel()) == (0, 24, 24)
-
-
-def test_sums_leave_the_levels_and_lose_nothing() -> None:
-    parts = [encoded(x, ratio=0.05) for x in heavy_tailed(8000).split(4000)]
-    total = parts[0].add(parts[1])
-    assert isinstance(total, Sparse)
-    assert torch.equal(total.to_dense(), parts[0].to_dense() + parts[1].to_dense())
-
-
-def test_a_slice_holds_what_lies_between() -> None:
-    payload = encoded(heavy_tailed(), ratio=0.05)
-    pieces = [payload.slice(start, stop) for start, stop in itertools.pairwise([0, 1, 1000, 1000, 4000])]
-    assert torch.equal(torch.cat([piece.to_dense() for piece in pieces]), payload.to_dense())

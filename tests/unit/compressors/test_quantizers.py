@@ -248,14 +248,6 @@ def test_twobits_default_threshold_is_mxnets_for_the_mean_over_a_batch() -> None
     assert torch.equal(mean, summed / batch)
 
 
-def test_twobit_golden_byte() -> None:
-    layer = layers_of_shapes((4,))[0]
-    payload = TwoBit(threshold=0.25).encode(torch.tensor([0.25, -0.25, 0.0, 0.3]), layer, step_at(0))
-    assert isinstance(payload, Codes)
-    assert payload.packed.tolist() == [0xE3]
-    assert payload.scales.tolist() == [0.25]
-
-
 def test_fp16_leaves_room_for_the_sum() -> None:
     layer = layers_of_shapes((3,))[0]
 
