@@ -1,4 +1,4 @@
-"""Clusters: a user's texts become the intended figures or an error message; no namespace is created."""
+"""Clusters and traces: a user's texts become the intended figures or an error message; no namespace is created."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from bench.core.config.run import RanksConfig
 from bench.core.errors import UsageError
-from bench.hosts.cluster import Cluster, HostLink
+from bench.hosts.cluster import Cluster, HostLink, Trace
 from bench.hosts.cluster_options import PRESETS, cluster_from_options, cluster_from_toml
 
 EDGE = """
@@ -212,3 +212,47 @@ def test_a_trace_too_slow_is_refused(tmp_path: Path) -> None:
     (tmp_path / "slow").write_text("1000\n", encoding="ascii")
     with pytest.raises(UsageError, match=r"uplink by slow \(.*\), 12.1 kbit/s on average, is not possible"):
         requested(hosts=2, bandwidth_trace=str(tmp_path / "slow"))
+
+
+def test_a_trace_is_its_opportunities(tmp_path: Path) -> None:
+    trace = Trace.of(write(tmp_path, "0\n5\n5\n\t10 \n"))
+    assert list(trace.opportunities()) == [0, 5, 5, 10]
+    assert trace.mean_bps == pytest.approx(4 * 1514 * 8 / 10e-3)
+    assert trace.label == f"edge.toml ({trace.digest})"
+
+
+def test_the_digest_is_that_of_what_it_says(tmp_path: Path) -> None:
+    digests = [Trace.of(write(tmp_path, text)).digest for text in ("1\n2\n", "1\r\n2", "\ufeff1\n2\n", "1\n3\n")]
+    assert digests[0] == digests[1] == digests[2] != digests[3]
+
+
+def test_a_trace_that_changed_meanwhile_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "1\n")
+    trace = Trace.of(path)
+    path.write_text("2\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="has changed since the run was configured"):
+        trace.opportunities()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "needs a line with a millisecond above 0"),
+        ("0\n0\n", "needs a line with a millisecond above 0"),
+        ("1\nfast\n", "line 2: 'fast' is not a delivery opportunity"),
+        ("2\n1\n", "line 2: '1' is not a delivery opportunity; .* none smaller than the number before"),
+        ("1.5\n", "line 1: '1.5' is not"),
+        ("-1\n", "line 1: '-1' is not"),
+        ("1\n\n2\n", "line 2: '' is not"),
+        ("9" * 5000, "line 1: '99999999999999999999' is not"),
+        ("1073741825\n", "is not a delivery opportunity"),
+        ("²\n", "it holds more than numbers"),
+        ("é\n", "it holds more than numbers"),
+    ],
+)
+def test_what_is_no_trace_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence) as caught:
+        Trace.of(write(tmp_path, text))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError):
+        Trace.of(tmp_path)

@@ -1,13 +1,15 @@
-"""Shaping: the commands given to the kernel, as text; tests/hosts checks their effect."""
+"""Commands given to the kernel, as text, and its congestion control; tests/hosts checks their effect."""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from bench.hosts import network
 from bench.hosts.cluster import Cluster, HostLink
+from bench.hosts.network import CONGESTION_CONTROL, _write, congestion_warnings
 
 FRAME = 1514
 
@@ -91,3 +93,22 @@ def test_of_a_forwarded_link_the_kernel_makes_the_uplinks_rate_alone() -> None:
         in lines
     )
     assert not any("veth" in line or "bridge" in line for line in lines)
+
+
+def test_the_setting_is_written_and_read_back(tmp_path: Path) -> None:
+    setting = tmp_path / "setting"
+    setting.write_text("bbr\n", encoding="ascii")
+    assert congestion_warnings(_write(setting)) == []
+    assert setting.read_text(encoding="ascii") == CONGESTION_CONTROL
+
+
+def test_a_setting_that_cannot_be_written_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = tmp_path / "setting"
+    setting.write_text("bbr\n", encoding="ascii")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    (warning,) = congestion_warnings(_write(setting))
+    assert "congestion control (bbr), as reno could not be set" in warning
