@@ -94,6 +94,10 @@ def test_normalise_is_the_formula_per_channel_in_a_new_tensor(dtype: torch.dtype
         torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+def build(text: str) -> Any:
+    return spec.build("datasets", text)
+
+
 def unbalanced_part() -> Samples:
     labels = torch.tensor([0] * 60 + [2] * 30 + [1] * 10)[
         torch.randperm(100, generator=torch.Generator().manual_seed(4))
@@ -127,7 +131,7 @@ def test_smaller_subsets_lie_inside_larger_ones() -> None:
 
 
 def test_sizes_are_known_without_loading_and_subsets_are_balanced(tmp_path: Path) -> None:
-    digits: Any = spec.build("datasets", "digits")
+    digits = build("digits")
     train, test = digits.load(tmp_path, seed=1, train_size=100, test_size=50)
     assert [part.targets.bincount().tolist() for part in (train, test)] == [[10] * 10, [5] * 10]
     for sizes, message in (
@@ -137,9 +141,7 @@ def test_sizes_are_known_without_loading_and_subsets_are_balanced(tmp_path: Path
     ):
         with pytest.raises(DatasetError, match=message):
             digits.load(tmp_path, seed=1, **sizes)
-    cifar, few, synthetic = (
-        spec.build("datasets", f"{text}") for text in ("cifar10", "synthetic:train_size=30", "synthetic")
-    )
+    cifar, few, synthetic = (build(text) for text in ("cifar10", "synthetic:train_size=30", "synthetic"))
     assert cifar.resolve_sizes(None, 100) == (50_000, 100)
     assert few.resolve_sizes(None, 5_000_000) == (30, 5_000_000)
     with pytest.raises(UsageError, match="synthetic makes at least one test sample, so 0 are not possible"):
