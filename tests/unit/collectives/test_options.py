@@ -47,15 +47,15 @@ class Nothing(Options):
     pass
 
 
-def test_texts_become_values() -> None:
+def test_texts_become_values_and_the_texts_of_a_component_build_it_again() -> None:
     texts = {"ratio": "1e-3", "count": "7", "flag": "true", "mode": "exact", "kinds": "norm+bias", "limit": "5"}
-    assert Sample.from_text(texts) == Sample(
-        ratio=0.001, count=7, flag=True, mode="exact", kinds=("norm", "bias"), limit=5
-    )
-
-
-def test_none_is_no_value_where_a_value_may_be_absent() -> None:
+    sample = Sample(ratio=0.001, count=7, flag=True, mode="exact", kinds=("norm", "bias"), limit=5)
+    assert Sample.from_text(texts) == sample
     assert Sample.from_text({"limit": "none"}).limit is None
+    for each in (sample, Sample(), Sample(ratio=0.25, kinds=("bias", "norm"), limit=4, flag=True)):
+        assert Sample.from_text(each.option_texts()) == each
+    assert Sample(ratio=0.010, count=4).option_texts(only_changed=True) == {"count": "4"}
+    assert Sample.component_name == "test_options"  # that of the module
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,8 @@ def test_values_outside_type_or_range_are_refused(name: str, text: str) -> None:
         Sample.from_text({name: text})
     assert f"{name}={text} is not possible: " in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_library_use_is_checked_alike() -> None:
     with pytest.raises(OptionError, match="ratio=2 is not possible"):
-        Sample(ratio=2)
+        Sample(ratio=2)  # in Python as well
 
 
 def test_an_unknown_option_is_refused_with_the_nearest_one_and_all_of_them() -> None:
@@ -95,6 +92,8 @@ def test_an_unknown_option_is_refused_with_the_nearest_one_and_all_of_them() -> 
         Sample.from_text({"ration": "1"})
     with pytest.raises(OptionError, match="no option 'a'; it has none"):
         Nothing.from_text({"a": "1"})
+    assert did_you_mean("alegather", ["allgather", "ring"]) == " (did you mean 'allgather'?)"
+    assert did_you_mean("xyz", ["allgather", "ring"]) == ""
 
 
 def test_options_describe_themselves() -> None:
@@ -117,20 +116,6 @@ def test_options_describe_themselves() -> None:
     assert limit["type"] == "int|none"
 
 
-def test_texts_of_a_component_build_it_again() -> None:
-    sample = Sample(ratio=0.25, kinds=("bias", "norm"), limit=4, flag=True)
-    assert Sample.from_text(sample.option_texts()) == sample
-    assert Sample.from_text(Sample().option_texts()) == Sample()
-
-
-def test_only_changed_options_differ_from_their_default() -> None:
-    assert Sample(ratio=0.010, count=4).option_texts(only_changed=True) == {"count": "4"}
-
-
-def test_the_name_is_the_modules() -> None:
-    assert Sample.component_name == "test_options"
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [(True, "true"), (None, "none"), (0.01, "0.01"), (2.0, "2"), (1e20, "1e+20"), (("a", "b"), "a+b"), ("x", "x")],
@@ -139,25 +124,18 @@ def test_value_texts(value: object, text: str) -> None:
     assert value_text(value) == text
 
 
-def test_did_you_mean_guesses_only_what_is_near() -> None:
-    assert did_you_mean("alegather", ["allgather", "ring"]) == " (did you mean 'allgather'?)"
-    assert did_you_mean("xyz", ["allgather", "ring"]) == ""
-
-
 WORDS = st.from_regex(r"[a-z][a-z0-9_]{0,11}", fullmatch=True)
 VALUES = st.from_regex(r"[A-Za-z0-9_.+/:-]{1,12}", fullmatch=True)
 
 
-def test_a_name_alone() -> None:
+def test_a_spec_is_a_name_and_the_texts_of_its_options() -> None:
     assert Spec.parse(" topk ") == Spec("topk", {})
-
-
-def test_options_keep_their_texts() -> None:
     assert Spec.parse("topk:ratio=0.001, skip = norm+bias") == Spec("topk", {"ratio": "0.001", "skip": "norm+bias"})
-
-
-def test_a_value_may_hold_colons_and_equal_signs() -> None:
     assert Spec.parse("cifar10:url=http://host:1/a?b=c").options == {"url": "http://host:1/a?b=c"}
+    assert str(Spec("a", {"z": "1", "b": "2"})) == "a:b=2,z=1"
+    built = options.build("collectives", Collective, "server:placement=sharded,split_numel=7")
+    assert isinstance(built, Server)
+    assert (built.placement, built.split_numel) == ("sharded", 7)
 
 
 @pytest.mark.parametrize(
@@ -182,16 +160,6 @@ def test_malformed_texts_are_refused(text: str, sentence: str) -> None:
 @given(WORDS, st.dictionaries(WORDS, VALUES, max_size=4))
 def test_reading_what_was_written_gives_the_same_spec(name: str, options: dict[str, str]) -> None:
     assert Spec.parse(str(Spec(name, options))) == Spec(name, options)
-
-
-def test_options_are_written_in_alphabetical_order() -> None:
-    assert str(Spec("a", {"z": "1", "b": "2"})) == "a:b=2,z=1"
-
-
-def test_building_validates_and_converts() -> None:
-    built = options.build("collectives", Collective, "server:placement=sharded,split_numel=7")
-    assert isinstance(built, Server)
-    assert (built.placement, built.split_numel) == ("sharded", 7)
 
 
 @pytest.mark.parametrize(

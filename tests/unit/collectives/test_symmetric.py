@@ -91,33 +91,23 @@ def test_singular_matrices_need_damping() -> None:
     torch.testing.assert_close(restored(encoded, 3), matrix, rtol=1e-5, atol=1e-5)
 
 
-def test_zeros_are_restored_exactly() -> None:
-    zeros = torch.zeros(3, 3)
-    encoded = encode_symmetric(zeros, "cholesky", damping=relative_damping(zeros))
-    assert encoded.fallback is Fallback.NONE
-    assert torch.equal(restored(encoded, 3), zeros)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("form", ["cholesky", "triangle", "dense"])
-def test_what_is_not_finite_is_refused(form: MatrixForm, value: float) -> None:
-    with pytest.raises(PayloadError, match="must be finite"):
-        encode_symmetric(torch.full((2, 2), value), form)
-
-
-def test_what_is_not_square_is_refused() -> None:
+def test_what_is_no_finite_square_matrix_is_refused(form: MatrixForm) -> None:
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(PayloadError, match="must be finite"):
+            encode_symmetric(torch.full((2, 2), value), form)
     with pytest.raises(PayloadError, match="only square matrices"):
-        encode_symmetric(torch.ones(2, 3), "triangle")
+        encode_symmetric(torch.ones(2, 3), form)
 
 
 @pytest.mark.parametrize("form", ["cholesky", "triangle", "dense"])
-def test_no_elements_and_one_element(form: MatrixForm) -> None:
-    empty = encode_symmetric(torch.empty(0, 0), form)
-    assert (empty.fallback, restored(empty, 0).shape) == (Fallback.NONE, (0, 0))
-    one = encode_symmetric(torch.tensor([[4.0]]), form)
-    assert (one.fallback, restored(one, 1).item()) == (Fallback.NONE, 4)
-    if isinstance(one.payload, CholeskyFactor):
-        assert one.payload.factor.item() == 2
+@pytest.mark.parametrize("matrix", [torch.empty(0, 0), torch.tensor([[4.0]]), torch.zeros(3, 3)])
+def test_no_elements_one_element_and_zeros_are_restored_exactly(form: MatrixForm, matrix: torch.Tensor) -> None:
+    encoded = encode_symmetric(matrix, form, damping=0.0 if matrix.any() else relative_damping(matrix))
+    assert encoded.fallback is Fallback.NONE
+    assert torch.equal(restored(encoded, len(matrix)), matrix)
+    if isinstance(encoded.payload, CholeskyFactor) and matrix.any():
+        assert encoded.payload.factor.item() == 2
 
 
 @pytest.mark.parametrize("size", SIZES)
