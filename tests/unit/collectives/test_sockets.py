@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import select
 import socket
 import struct
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
@@ -26,7 +25,6 @@ from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_thr
 LONG = 6_000_000
 """Bytes that do not fit into the kernel's buffers of both ends."""
 HOST = "127.0.0.1"
-LISTENING = "0A"
 
 
 def pair(timeout_s: float = LIMIT_S) -> tuple[SocketTransport, socket.socket]:
@@ -227,12 +225,8 @@ def test_who_does_not_come_is_named() -> None:
 
 def listening() -> set[str]:
     """Return the addresses on which this process accepts connections."""
-    inodes = set()
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            inodes.add(str(descriptor.readlink()))
-    lines = Path("/proc/self/net/tcp").read_text(encoding="ascii").splitlines()[1:]
-    return {f[1] for f in map(str.split, lines) if f[3] == LISTENING and f"socket:[{f[9]}]" in inodes}
+    connections = psutil.Process().net_connections("tcp4")
+    return {f"{each.laddr.ip}:{each.laddr.port}" for each in connections if each.status == psutil.CONN_LISTEN}
 
 
 def test_a_rank_listens_where_it_is_told_and_only_until_all_have_met() -> None:
@@ -245,7 +239,7 @@ def test_a_rank_listens_where_it_is_told_and_only_until_all_have_met() -> None:
             sock.close()
 
     run_threads(run, 2)
-    assert {address.partition(":")[0] for addresses in seen for address in addresses} == {"0100007F"}
+    assert {address.partition(":")[0] for addresses in seen for address in addresses} == {HOST}
     assert listening() == before
 
 
