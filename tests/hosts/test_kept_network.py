@@ -119,11 +119,7 @@ def kill_fork_server(network: VirtualNetwork) -> None:
     ],
 )
 def test_who_was_killed_is_named_and_the_next_run_has_a_new_network(
-    kill: Callable[[VirtualNetwork], None],
-    said: str,
-    built: list[VirtualNetwork],
-    server: ForkServer,
-    tmp_path: Path,
+    kill: Callable[[VirtualNetwork], None], said: str, built: list[VirtualNetwork], server: ForkServer, tmp_path: Path
 ) -> None:
     result, forked = train(server, tmp_path, lambda: kill(built[0]), steps=100_000)
     assert result.status == "failed"

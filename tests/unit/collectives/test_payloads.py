@@ -216,10 +216,7 @@ def test_balanced_borders() -> None:
 
 
 GOLDEN: dict[str, tuple[Payload, str]] = {
-    "dense": (
-        Dense(torch.tensor([1.0, -2.0], dtype=HALF)),
-        "5747 01 01 0000 0000 02000000 02000000  003c 00c0",
-    ),
+    "dense": (Dense(torch.tensor([1.0, -2.0], dtype=HALF)), "5747 01 01 0000 0000 02000000 02000000  003c 00c0"),
     "sparse coo": (
         Sparse(200, torch.tensor([3]), torch.tensor([1.0])),
         "5747 02 00 0000 0000 c8000000 01000000  0000803f 03",
@@ -233,10 +230,7 @@ GOLDEN: dict[str, tuple[Payload, str]] = {
         # low 8 bits 1, 88, 231; high parts 0, 2, 3 -> ones at bits 0, 3, 5
         "5747 02 01 0200 0000 e8030000 03000000  003c 003c 003c 0158e7 29",
     ),
-    "sparse of zeros": (
-        Sparse(9, torch.tensor([0, 3]), torch.zeros(2)),
-        "5747 02 00 0000 0000 09000000 00000000",
-    ),
+    "sparse of zeros": (Sparse(9, torch.tensor([0, 3]), torch.zeros(2)), "5747 02 00 0000 0000 09000000 00000000"),
     "sparse levels": (
         SparseLevels(1000, torch.tensor([1, 600, 999]), 0.5, 2.0, torch.tensor([0xF0, 2], dtype=torch.uint8)),
         # indices as above; 0.5, -64, 2
@@ -447,7 +441,7 @@ def test_every_shorter_buffer_is_refused(name: str) -> None:
             unpack(packed[:length].clone())
 
 
-TELLING = (0, 1, 2, 3, 7, 8, 9, 127, 128, 255, 256, 2**15, 2**16 - 1, 2**16, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1)
+TELLING = (*range(13), 127, 128, 255, 256, 2**15, 2**16 - 1, 2**16, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1)
 HEADER_FIELDS = (("<H", 0), ("<B", 2), ("<B", 3), ("<H", 4), ("<H", 6), ("<I", 8), ("<I", 12))
 FIXED_FIELDS = tuple(("<I", HEADER_BYTES + offset) for offset in range(0, 24, 4))
 
@@ -477,18 +471,6 @@ def overwrite_field(raw: bytearray, rng: random.Random) -> bytearray:
     return raw
 
 
-def swap_fields(raw: bytearray, rng: random.Random) -> bytearray:
-    a, b = rng.sample([4, 6, 8, 10, 12, 14, 16, 18, 20, 22], 2)
-    if max(a, b) + 2 <= len(raw):
-        raw[a : a + 2], raw[b : b + 2] = raw[b : b + 2], raw[a : a + 2]
-    return raw
-
-
-def change_kind(raw: bytearray, rng: random.Random) -> bytearray:
-    raw[2:3] = bytes([rng.randrange(12)])
-    return raw
-
-
 def append_garbage(raw: bytearray, rng: random.Random) -> bytearray:
     return flip_bits(raw, rng) + rng.randbytes(rng.randint(1, 64))
 
@@ -497,7 +479,7 @@ def randomise_body(raw: bytearray, rng: random.Random) -> bytearray:
     return raw[:HEADER_BYTES] + rng.randbytes(rng.randint(0, 200))
 
 
-MUTATIONS = (truncate, flip_bits, overwrite_field, swap_fields, change_kind, append_garbage, randomise_body)
+MUTATIONS = (truncate, flip_bits, overwrite_field, overwrite_field, append_garbage, randomise_body)
 
 
 def mutated(rng: random.Random) -> bytearray:

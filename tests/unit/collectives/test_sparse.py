@@ -10,17 +10,14 @@ from collectives.payloads.base import PayloadError, unpack
 from tests.testing.payloads import make
 
 
-def test_dense_shares_its_tensor_and_decodes_in_place() -> None:
+def test_dense_shares_its_tensor_decodes_in_place_and_sums_integers_exactly() -> None:
     values = torch.arange(4.0)
     assert Dense(values).wire is values
     packed = Dense(values).pack()
-    again = unpack(packed)
-    assert isinstance(again, Dense)
+    decoded = unpack(packed)
+    assert isinstance(decoded, Dense)
     packed[16:] = 0
-    assert not again.values.any()
-
-
-def test_dense_integers_sum_exactly() -> None:
+    assert not decoded.values.any()
     for dtype in (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8):
         a, b = Dense(torch.tensor([100, 1], dtype=dtype)), Dense(torch.tensor([27, 1], dtype=dtype))
         again = unpack(a.add(b).pack())
@@ -46,20 +43,16 @@ def test_sparse_add_widens_when_dense_is_no_longer() -> None:
     assert isinstance(total.add(wider), Dense)
 
 
-def test_group_sparse_adds_to_sparse() -> None:
+def test_sums_of_sparse_payloads_are_unions_in_which_cancelled_values_stay() -> None:
     a, b = make("group_sparse", 1024, torch.float16, 0), make("group_sparse", 1024, torch.float16, 1)
     total = a.payload.add(b.payload)
     assert isinstance(total, Sparse)
     assert total.indices.tolist() == (a.sent | b.sent).nonzero().view(-1).tolist()
-
-
-def test_cancelling_values_stay_in_the_union() -> None:
-    a = Sparse(1000, torch.tensor([3, 5]), torch.tensor([1.0, 2.0]))
-    b = Sparse(1000, torch.tensor([3, 9]), torch.tensor([-1.0, 2.0]))
-    total = a.add(b)
+    one = Sparse(1000, torch.tensor([3, 5]), torch.tensor([1.0, 2.0]))
+    total = one.add(Sparse(1000, torch.tensor([3, 9]), torch.tensor([-1.0, 2.0])))
     assert isinstance(total, Sparse)
     assert (total.indices.tolist(), total.values.tolist()) == ([3, 5, 9], [0, 2, 2])
-    assert a.add(Sparse(1000, a.indices, -a.values)).nbytes == 16
+    assert one.add(Sparse(1000, one.indices, -one.values)).nbytes == 16
 
 
 def test_row_sparse_add_joins_rows_and_widens() -> None:

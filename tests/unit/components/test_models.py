@@ -115,30 +115,21 @@ def test_convolutions_have_he_initialisation(name: str) -> None:
             assert module.weight.std().item() == pytest.approx((2 / (9 * fan)) ** 0.5, rel=0.1)
 
 
-def test_shortcut_subsamples_and_pads_channels_with_zeros() -> None:
+def test_a_block_adds_a_shortcut_that_subsamples_and_pads_channels_with_zeros() -> None:
     block = BasicBlock(16, 32, stride=2)
+    nn.init.zeros_(block.bn2.weight)
     x = torch.randn(2, 16, 8, 8)
     shortcut = block.shortcut(x)
     assert torch.equal(shortcut[:, 8:24], x[:, :, ::2, ::2])
     assert not shortcut[:, :8].any()
     assert not shortcut[:, 24:].any()
     assert torch.equal(BasicBlock(16, 16, stride=1).shortcut(x), x)
+    assert torch.equal(block(x), shortcut.relu())
 
 
-def test_block_adds_its_shortcut() -> None:
-    block = BasicBlock(16, 32, stride=2)
-    nn.init.zeros_(block.bn2.weight)
-    x = torch.randn(2, 16, 8, 8)
-    assert torch.equal(block(x), block.shortcut(x).relu())
-
-
-def test_small_cnn_gives_compressors_something_to_do() -> None:
+def test_small_cnn_gives_compressors_something_to_do_and_its_options_set_its_size() -> None:
     layers = [module for module in build("small_cnn").modules() if isinstance(module, nn.Conv2d | nn.Linear)]
-    large = {type(layer) for layer in layers if layer.weight.numel() > 16384}
-    assert large == {nn.Conv2d, nn.Linear}
-
-
-def test_small_cnn_options_set_its_size() -> None:
+    assert {type(layer) for layer in layers if layer.weight.numel() > 16384} == {nn.Conv2d, nn.Linear}
     network = build("small_cnn:width=4,hidden=10")
     # Convolutions 3-4-8-16-16 without bias, each with a scale and an offset per channel, then 256-10-10 with biases.
     assert count(network) == 9 * (3 * 4 + 4 * 8 + 8 * 16 + 16 * 16) + 2 * (4 + 8 + 16 + 16) + 2570 + 110

@@ -37,9 +37,18 @@ def stepped(text: str, gradients: list[float], lr: float) -> float:
         ("sgd:nesterov=true", 1 - 0.1 * (1.9 + 4.61)),
         # The penalty adds 0.5 w to the gradient: 1.5 moves w to 0.85, then 2.425.
         ("sgd:momentum=0,weight_decay=0.5", 0.85 - 0.1 * 2.425),
+        # Sums of squares 1 and 5; the rate is divided by 1, then by 1 + 0.5.
+        ("adagrad:lr_decay=0.5,eps=0.001", 1 - 0.1 * 1 / 1.001 - 0.1 / 1.5 * 2 / (5**0.5 + 0.001)),
+        # Means of squares 0.5 and 2.25.
+        ("rmsprop:alpha=0.5,eps=0.001", 1 - 0.1 * (1 / (0.5**0.5 + 0.001) + 2 / (2.25**0.5 + 0.001))),
+        # Means of gradients 0.5 and 1.25, so variances 0.25 and 0.6875; the second velocity keeps half of the first.
+        (
+            "rmsprop:alpha=0.5,eps=0.001,centered=true,momentum=0.5",
+            1 - 0.1 * (1.5 * 1 / (0.25**0.5 + 0.001) + 2 / (0.6875**0.5 + 0.001)),
+        ),
     ],
 )
-def test_sgd_follows_its_formula(text: str, expected: float) -> None:
+def test_an_optimizer_follows_its_formula(text: str, expected: float) -> None:
     assert stepped(text, [1, 2], lr=0.1) == pytest.approx(expected, rel=1e-12)
 
 
@@ -59,24 +68,6 @@ def adam_by_hand(decay_in_gradient: float, decoupled_decay: float) -> float:
 def test_adam_follows_its_formula(name: str, decays: tuple[float, float]) -> None:
     text = f"{name}:beta1=0.8,beta2=0.9,eps=0.01,weight_decay=0.5"
     assert stepped(text, [1, 2], lr=0.1) == pytest.approx(adam_by_hand(*decays), rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        # Gradients 1 and 2, lr 0.1. Sums of squares 1 and 5; the rate is divided by 1, then by 1 + 0.5.
-        ("adagrad:lr_decay=0.5,eps=0.001", 1 - 0.1 * 1 / 1.001 - 0.1 / 1.5 * 2 / (5**0.5 + 0.001)),
-        # Means of squares 0.5 and 2.25.
-        ("rmsprop:alpha=0.5,eps=0.001", 1 - 0.1 * (1 / (0.5**0.5 + 0.001) + 2 / (2.25**0.5 + 0.001))),
-        # Means of gradients 0.5 and 1.25, so variances 0.25 and 0.6875; the second velocity keeps half of the first.
-        (
-            "rmsprop:alpha=0.5,eps=0.001,centered=true,momentum=0.5",
-            1 - 0.1 * (1.5 * 1 / (0.25**0.5 + 0.001) + 2 / (0.6875**0.5 + 0.001)),
-        ),
-    ],
-)
-def test_adagrad_and_rmsprop_follow_their_formulas(text: str, expected: float) -> None:
-    assert stepped(text, [1, 2], lr=0.1) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", registry.entries("optimizers"))

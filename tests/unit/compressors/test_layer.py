@@ -30,7 +30,7 @@ def test_kinds_axes_and_positions() -> None:
     assert layers_of(nn.Identity()) == []
     layers = layers_of(model)
     assert [layer.kind for layer in layers] == [
-        *("conv", "bias", "norm", "norm", "conv", "bias", "norm", "norm", "linear", "bias"),
+        *("conv", "bias", "norm", "norm", "conv", "bias", "norm", "norm", "linear", "bias")
     ]
     assert [layer.filter_axis for layer in layers] == [0, None, None, None, 1, None, None, None, None, None]
     assert [layer.id for layer in layers] == list(range(10))
