@@ -306,28 +306,17 @@ def answered_bytes(payloads: Sequence[Payload], downlink: LargeOnes, key: tuple[
     return run_threads(rank, len(payloads))
 
 
-def test_dense_layers_of_one_message_are_sharded_by_layer() -> None:
+def test_layers_of_one_message_are_sharded_by_layer_unless_that_would_only_add_tables() -> None:
     """Layers 0, 1 and 2 of 100, 10 and 1 values on ranks 0, 1, 2: each sends two shards up and its own down twice."""
-    payloads = [Dense(torch.arange(111.0)) for _ in range(3)]
-    up, down = 16 + 4 * torch.tensor([100, 10, 1]), 2 * (16 + 4 * torch.tensor([100, 10, 1]))
-    expected = [int(up.sum() - up[rank] + down[rank]) for rank in range(3)]
-    assert answered_bytes(payloads, LargeOnes(_0=100, _1=10, _2=1), (0, 1, 2)) == expected
-
-
-def test_a_flat_payload_of_several_layers_is_cut_at_its_own_borders() -> None:
-    """Four groups of 10: two servers take two each, though the layers' border lies within a group."""
-    values = torch.ones(4)
-    payloads = [GroupSparse(40, 10, 1, values, torch.zeros(4, dtype=torch.int64)) for _ in range(2)]
+    payloads, layers = [Dense(torch.arange(111.0)) for _ in range(3)], LargeOnes(_0=100, _1=10, _2=1)
+    shards = [16 + 4 * numel for numel in (100, 10, 1)]
+    assert answered_bytes(payloads, layers, (0, 1, 2)) == [sum(shards) + shard for shard in shards]
+    whole = answered_bytes(payloads, layers, (0, 1, 2), placement="colocated")
+    assert whole == [2 * (16 + 444), 16 + 444, 16 + 444]  # one server that answers densely sums layers as they come
+    # Four groups of 10: two servers take two each, though the layers' border lies within a group.
+    groups = [GroupSparse(40, 10, 1, torch.ones(4), torch.zeros(4, dtype=torch.int64)) for _ in range(2)]
     shard = GroupSparse.packed_nbytes(20, 10, 2, torch.float32)
-    sent = answered_bytes(payloads, LargeOnes(_5=25, _6=15), (5, 6))
-    assert sent == [shard + 16 + 80] * 2
-
-
-def test_one_server_that_answers_densely_sums_layers_as_they_come() -> None:
-    """Splitting three layers of one payload would only add a table to every message."""
-    payloads = [Dense(torch.arange(111.0)) for _ in range(3)]
-    sent = answered_bytes(payloads, LargeOnes(_0=100, _1=10, _2=1), (0, 1, 2), placement="colocated")
-    assert sent == [2 * (16 + 444), 16 + 444, 16 + 444]
+    assert answered_bytes(groups, LargeOnes(_5=25, _6=15), (5, 6)) == [shard + 16 + 80] * 2
 
 
 def test_a_server_that_encodes_its_answers_leaves_dense_layers_dense() -> None:

@@ -55,6 +55,9 @@ def test_a_bundle_is_what_its_members_are() -> None:
     ):
         bundle = Bundle(payloads)
         assert (bundle.elementwise, bundle.addable) == (elementwise, addable)
+    groups = GroupSparse(32, 16, 1, torch.ones(2), torch.zeros(2, dtype=torch.int64))
+    assert [Bundle([first, groups]).alignment for first in (groups, Dense(torch.ones(3)))] == [16, 35]
+    assert Bundle([Dense(torch.ones(3)), dense]).alignment == 1
 
 
 def test_elementwise_members_share_one_wire() -> None:
@@ -88,14 +91,6 @@ def test_groups_are_split_where_whole_ones_would_make_parts_uneven() -> None:
     assert borders(large, 10)[:3] == [0, 18, 36]  # 2 groups and 9 times one: up to 1.8 times the mean
     assert borders(large, 5)[:3] == [0, 36, 71]  # 3 groups and 4 times two: 1.36 times
     assert borders(large, 3) == [0, 64, 128, 176]  # 1.09 times
-
-
-def test_alignment_of_a_bundle() -> None:
-    groups = GroupSparse(32, 16, 1, torch.ones(2), torch.zeros(2, dtype=torch.int64))
-    assert Bundle([groups, groups]).alignment == 16
-    assert Bundle([Dense(torch.ones(3)), Dense(torch.ones(4))]).alignment == 1
-    irregular = Bundle([Dense(torch.ones(3)), groups])
-    assert irregular.alignment == 35
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 5, 8])
