@@ -127,6 +127,7 @@ def test_a_wait_is_bounded_and_names_the_peer_as_users_do(over: Callable[..., li
             with pytest.raises(TransportError, match="rank 1 waited for rank 2, which did not answer") as caught:
                 whole.view([2, 1]).receive_into(torch.zeros(1), 0).wait()
             assert caught.value.lost_rank == 2
+            assert "rank 1 waited for rank 2" in str(whole.view([2, 1]).timeout_error(0))
 
     over(rank, 3, timeout_s=0.5)
 
