@@ -89,6 +89,13 @@ def test_what_was_not_sent_waits_until_the_step_is_accepted() -> None:
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
         channel.finish_step()
         assert max(channel.residual_norms().values()) > 0
+        restored = channel_on(transport, "allgather", topk=True)
+        restored.load_state_dict(channel.state_dict())
+        nexts = [tensors_of(transport.rank + 5) for _ in range(2)]
+        for each, tensors in zip((channel, restored), nexts, strict=True):
+            each.mean_(tensors)
+        assert all(torch.equal(a, b) for a, b in zip(*nexts, strict=True))
+        channel.drop()
         for update, total in zip(again, sent, strict=True):
             total += update
         for _ in range(LAYERS[0].numel):
@@ -149,22 +156,6 @@ def test_what_a_compressor_learns_from_sums_is_kept_once_the_step_is_accepted() 
     assert not dropped
     assert accepted["control"].keys() == restored["control"].keys() == {layer.id for layer in LAYERS}
     assert not any(of_other)
-
-
-def test_its_state_goes_on_where_it_was_saved() -> None:
-    def exchange(transport: MemoryTransport) -> None:
-        channel, restored = (channel_on(transport, "allgather", topk=True) for _ in range(2))
-        channel.mean_(tensors_of(transport.rank))
-        channel.finish_step()
-        restored.load_state_dict(channel.state_dict())
-        results = []
-        for each in (channel, restored):
-            tensors = tensors_of(transport.rank + 5)
-            each.mean_(tensors)
-            results.append(tensors)
-        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-    run_threads(exchange, 2)
 
 
 @pytest.mark.parametrize("objects", [True, False])
