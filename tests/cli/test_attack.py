@@ -9,7 +9,7 @@ import pytest
 
 from tests.testing.invoke import REPOSITORY
 
-# `payloads`, plug-ins and deaths have tests of their own, and the other parts take too long here.
+# The other parts take too long here.
 SLICES = [("inputs", 25), ("plugins", 2), ("sockets", 1), ("kills", 2)]
 
 

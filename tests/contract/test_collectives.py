@@ -100,7 +100,7 @@ class InStepTransport(MemoryTransport):
 
     def view(self, ranks: Sequence[int]) -> InStepTransport:
         members = [self.names[rank] for rank in ranks]
-        return InStepTransport(self._wires, list(ranks).index(self.rank), members, self.ledger)
+        return InStepTransport(self.wires, list(ranks).index(self.rank), members, self.ledger)
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
@@ -112,7 +112,7 @@ def test_group_calls_in_step(name: str, kind: str, world_size: int) -> None:
         return
 
     def rank(transport: MemoryTransport) -> Result:
-        in_step = InStepTransport(transport._wires, transport.rank, list(range(world_size)), transport.ledger)
+        in_step = InStepTransport(transport.wires, transport.rank, list(range(world_size)), transport.ledger)
         collective = COLLECTIVES[name]().bind(in_step)
         total = collective.sum(clone(payloads[transport.rank]), key_of(payloads[0]))
         collective.close()
@@ -167,34 +167,15 @@ def test_what_rounding_takes_off_is_kept_by_one_rank(name: str, kind: str, dtype
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_fp16_saturates_and_nan_stays(name: str) -> None:
+def test_integers_are_exact_fp16_saturates_and_nan_stays(name: str) -> None:
+    rows = torch.randint(-(2**20), 2**20, (3, 1001), generator=torch.Generator().manual_seed(1))
     values = torch.tensor([60_000.0, -60_000.0, 1.0, torch.nan, 0.0], dtype=torch.float16)
-
-    def rank(transport: MemoryTransport) -> torch.Tensor:
-        collective = COLLECTIVES[name]().bind(transport)
-        total = collective.sum(Dense(values.clone()), (0,))
-        collective.close()
-        return total.to_dense()
-
+    payloads = [[Dense(row.clone()) for row in rows], [Dense(values.clone()) for _ in rows]]
     limit = 3 * 60_000.0 if name == "allgather" else torch.finfo(torch.float16).max  # terms are added in fp32
     expected = torch.tensor([limit, -limit, 3.0, torch.nan, 0.0])
-    for total in run_threads(rank, 3):
-        torch.testing.assert_close(total, expected, rtol=1e-3, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_integers_are_exact(name: str) -> None:
-    rows = torch.randint(-(2**20), 2**20, (5, 1001), generator=torch.Generator().manual_seed(1))
-
-    def rank(transport: MemoryTransport) -> torch.Tensor:
-        collective = COLLECTIVES[name]().bind(transport)
-        total = collective.sum(Dense(rows[transport.rank].clone()), (0,))
-        collective.close()
-        dense = torch.zeros(1001, dtype=torch.float64)
-        total.add_to_(dense)
-        return dense
-
-    assert all(torch.equal(total, rows.sum(0).double()) for total in run_threads(rank, 5))
+    for (integers, _), (floats, _) in run(name, payloads):
+        assert torch.equal(integers.double(), rows.sum(0).double())  # below 2^24
+        torch.testing.assert_close(floats, expected, rtol=1e-3, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", [name for name in COLLECTIVES if "allgather" not in name])
@@ -231,20 +212,24 @@ def test_broadcast(kind: str, world_size: int) -> None:
     assert sum(sent for _, sent in results) == (world_size - 1) * expected.nbytes
 
 
-def test_bytes_by_hand_dense_ring() -> None:
-    """10 fp32 elements, 3 ranks, chunks of 4, 3, 3. Rank 0 sends chunks 0, 2, then 1, 0: 14 elements; others 13."""
-    rows = [[Dense(torch.ones(10)) for _ in range(3)]]
-    assert [sent for [(_, sent)] in run("ring", rows)] == [56, 52, 52]
-
-
-def test_bytes_by_hand_sparse_ring() -> None:
-    """2 ranks, 400 elements, one entry each, at 0 and at 399. A chunk holds 200 elements, so an index takes 1 byte.
-
-    A chunk with one entry: 16 + 4 + 1 = 21 bytes. Rank 0 sends its chunk 0 (1 entry) and then the finished chunk 1
-    (the other's entry): 42. Rank 1 sends its chunk 1 and then the finished chunk 0: 42.
-    """
-    payloads = [Sparse(400, torch.tensor([399 * rank]), torch.tensor([1.0])) for rank in range(2)]
-    assert [sent for [(_, sent)] in run("ring", [list(payloads)])] == [42, 42]
+@pytest.mark.parametrize(
+    ("name", "payloads", "nbytes"),
+    [
+        # chunks of 4, 3, 3 fp32 values: rank 0 sends chunks 0, 2, then 1, 0, which are 14 elements; others 13
+        ("ring", [Dense(torch.ones(10)) for _ in range(3)], [56, 52, 52]),
+        # One entry each, at 0 and at 399; a chunk holds 200 elements, so an index takes 1 byte, and a chunk with one
+        # entry 16 + 4 + 1. Each rank sends its own chunk and then the finished one of the other.
+        ("ring", [Sparse(400, torch.tensor([399 * rank]), torch.ones(1)) for rank in range(2)], [42, 42]),
+        # 4 chunks of 2 values: ranks 0 to 3 send 4, 2, 2, 4 values; ranks 0 and 4 swap all 8
+        ("halving_doubling", [Dense(torch.ones(8)) for _ in range(5)], [80, 48, 48, 48, 32]),
+        # 5 fp16 values: 16 + 10 bytes up from each worker, and as many down to each
+        ("server", [Dense(torch.ones(5, dtype=torch.float16)) for _ in range(3)], [52, 26, 26]),
+        # rank 0 sends to 1 and 2; rank 1 to 0 and 3; ranks 2 and 3 upwards
+        ("tree", [Dense(torch.ones(25)) for _ in range(4)], [200, 200, 100, 100]),
+    ],
+)
+def test_bytes_by_hand(name: str, payloads: list[Payload], nbytes: list[int]) -> None:
+    assert [sent for [(_, sent)] in run(name, [[clone(payload) for payload in payloads]])] == nbytes
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
@@ -270,24 +255,6 @@ def test_groups_that_are_few_are_shared_out(name: str, group_size: int, world_si
         assert max(sent) <= 1.05 * sum(sent) / world_size
 
 
-def test_bytes_by_hand_halving_doubling() -> None:
-    """5 ranks, 8 fp32 values, 4 chunks of 2. Ranks 0 to 3 send 4, 2, 2, 4 values; ranks 0 and 4 swap all 8."""
-    payloads = [Dense(torch.ones(8)) for _ in range(5)]
-    assert [sent for [(_, sent)] in run("halving_doubling", [list(payloads)])] == [80, 48, 48, 48, 32]
-
-
-def test_bytes_by_hand_server() -> None:
-    """3 ranks, 5 fp16 values: 16 + 10 bytes up from each worker, and as many down to each."""
-    payloads = [Dense(torch.ones(5, dtype=torch.float16)) for _ in range(3)]
-    assert [sent for [(_, sent)] in run("server", [list(payloads)])] == [52, 26, 26]
-
-
-def test_bytes_by_hand_tree() -> None:
-    """4 ranks, 25 fp32 values: rank 0 sends to 1 and 2; rank 1 to 0 and 3; ranks 2 and 3 upwards."""
-    payloads = [Dense(torch.ones(25)) for _ in range(4)]
-    assert [sent for [(_, sent)] in run("tree", [list(payloads)])] == [200, 200, 100, 100]
-
-
 class LargeOnes:
     """Encodes the elements of magnitude 1 or more of sums; layer i has numels[i] elements."""
 
@@ -303,26 +270,6 @@ class LargeOnes:
         assert total.numel() == sum(stop for _, _, stop in stretches)
         self.encoded.append(tuple(layer for layer, _, _ in stretches))
         return Sparse(total.numel(), (total.abs() >= 1).nonzero().view(-1), total[total.abs() >= 1])
-
-
-def test_server_that_encodes_its_answer_keeps_what_it_lost() -> None:
-    """Elements below 1 stay with the server until their sum is large enough; only committed steps count."""
-    steps = [("commit", 0.6, 0.0), ("drop", 0.6, 1.2), ("commit", 0.6, 1.2), ("commit", 0.6, 0.0)]
-
-    def rank(transport: MemoryTransport) -> list[float]:
-        server = Server(downlink="recode", placement="sharded").bind(transport, LargeOnes())
-        answers = []
-        for decision, value, _ in steps:
-            payload = Sparse(4, torch.tensor([2]), torch.tensor([value / transport.world_size]))
-            answers.append(float(server.sum(payload, (7,)).to_dense()[2]))
-            server.commit() if decision == "commit" else server.drop()
-        resumed = Server(downlink="recode", placement="sharded").bind(transport, LargeOnes())
-        resumed.load_state_dict(server.state_dict())
-        assert server.state_dict()["residuals"].keys() == resumed.state_dict()["residuals"].keys()
-        return answers
-
-    for answers in run_threads(rank, 2):
-        assert answers == pytest.approx([expected for _, _, expected in steps])
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
@@ -359,28 +306,17 @@ def answered_bytes(payloads: Sequence[Payload], downlink: LargeOnes, key: tuple[
     return run_threads(rank, len(payloads))
 
 
-def test_dense_layers_of_one_message_are_sharded_by_layer() -> None:
+def test_layers_of_one_message_are_sharded_by_layer_unless_that_would_only_add_tables() -> None:
     """Layers 0, 1 and 2 of 100, 10 and 1 values on ranks 0, 1, 2: each sends two shards up and its own down twice."""
-    payloads = [Dense(torch.arange(111.0)) for _ in range(3)]
-    up, down = 16 + 4 * torch.tensor([100, 10, 1]), 2 * (16 + 4 * torch.tensor([100, 10, 1]))
-    expected = [int(up.sum() - up[rank] + down[rank]) for rank in range(3)]
-    assert answered_bytes(payloads, LargeOnes(_0=100, _1=10, _2=1), (0, 1, 2)) == expected
-
-
-def test_a_flat_payload_of_several_layers_is_cut_at_its_own_borders() -> None:
-    """Four groups of 10: two servers take two each, though the layers' border lies within a group."""
-    values = torch.ones(4)
-    payloads = [GroupSparse(40, 10, 1, values, torch.zeros(4, dtype=torch.int64)) for _ in range(2)]
+    payloads, layers = [Dense(torch.arange(111.0)) for _ in range(3)], LargeOnes(_0=100, _1=10, _2=1)
+    shards = [16 + 4 * numel for numel in (100, 10, 1)]
+    assert answered_bytes(payloads, layers, (0, 1, 2)) == [sum(shards) + shard for shard in shards]
+    whole = answered_bytes(payloads, layers, (0, 1, 2), placement="colocated")
+    assert whole == [2 * (16 + 444), 16 + 444, 16 + 444]  # one server that answers densely sums layers as they come
+    # Four groups of 10: two servers take two each, though the layers' border lies within a group.
+    groups = [GroupSparse(40, 10, 1, torch.ones(4), torch.zeros(4, dtype=torch.int64)) for _ in range(2)]
     shard = GroupSparse.packed_nbytes(20, 10, 2, torch.float32)
-    sent = answered_bytes(payloads, LargeOnes(_5=25, _6=15), (5, 6))
-    assert sent == [shard + 16 + 80] * 2
-
-
-def test_one_server_that_answers_densely_sums_layers_as_they_come() -> None:
-    """Splitting three layers of one payload would only add a table to every message."""
-    payloads = [Dense(torch.arange(111.0)) for _ in range(3)]
-    sent = answered_bytes(payloads, LargeOnes(_0=100, _1=10, _2=1), (0, 1, 2), placement="colocated")
-    assert sent == [2 * (16 + 444), 16 + 444, 16 + 444]
+    assert answered_bytes(groups, LargeOnes(_5=25, _6=15), (5, 6)) == [shard + 16 + 80] * 2
 
 
 def test_a_server_that_encodes_its_answers_leaves_dense_layers_dense() -> None:
@@ -428,37 +364,21 @@ def test_shares_of_residuals_on_every_rank_are_added_where_they_are_served() -> 
     assert answers == [([3, 3, 6, 3], []), ([3, 3, 6, 3], [(7, 0, 4)]), ([3, 3, 6, 3], [])]
 
 
-def test_a_server_that_keeps_residuals_asks_for_the_layers() -> None:
+@pytest.mark.parametrize(
+    ("options", "downlink", "numel", "sentence"),
+    [
+        ({"downlink": "recode"}, None, 4, "downlink=dense or downlink=union without error feedback"),
+        ({"downlink": "recode", "error_feedback": False}, None, 4, "downlink=dense or downlink=union"),
+        ({"downlink": "recode"}, LargeOnes(), 5, r"was given 5 elements for layers \[7\], which have 4"),
+        ({"root": 2}, None, 4, "root=2 is none of the 2 ranks"),
+    ],
+)
+def test_what_a_server_cannot_do_is_refused(
+    options: dict[str, Any], downlink: LargeOnes | None, numel: int, sentence: str
+) -> None:
     def rank(transport: MemoryTransport) -> None:
-        server = Server(downlink="recode").bind(transport)
-        with pytest.raises(OptionError, match="downlink=dense or downlink=union without error feedback"):
-            server.sum(Sparse(4, torch.tensor([2]), torch.tensor([1.0])), (7,))
-
-    run_threads(rank, 2)
-
-
-def test_a_server_asks_for_what_encodes_its_answer() -> None:
-    def rank(transport: MemoryTransport) -> None:
-        server = Server(downlink="recode", error_feedback=False).bind(transport)
-        with pytest.raises(OptionError, match="downlink=dense or downlink=union"):
-            server.sum(Sparse(4, torch.tensor([2]), torch.tensor([1.0])), (7,))
-
-    run_threads(rank, 2)
-
-
-def test_a_server_is_told_of_a_message_that_its_layers_do_not_fit() -> None:
-    def rank(transport: MemoryTransport) -> None:
-        server = Server(downlink="recode").bind(transport, LargeOnes())
-        with pytest.raises(PayloadError, match=r"was given 5 elements for layers \[7\], which have 4"):
-            server.sum(Sparse(5, torch.tensor([2]), torch.tensor([1.0])), (7,))
-
-    run_threads(rank, 2)
-
-
-def test_server_root_must_exist() -> None:
-    def rank(transport: MemoryTransport) -> None:
-        with pytest.raises(OptionError, match="root=2 is none of the 2 ranks"):
-            Server(root=2).bind(transport)
+        with pytest.raises((OptionError, PayloadError), match=sentence):
+            Server(**options).bind(transport, downlink).sum(Sparse(numel, torch.tensor([2]), torch.ones(1)), (7,))
 
     run_threads(rank, 2)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import itertools
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -96,39 +95,20 @@ def residuals(reducer: Reducer) -> dict[int, torch.Tensor]:
 
 @each_that_conserves
 def test_what_is_sent_and_what_is_kept_make_the_compensated_gradient(case: Case) -> None:
+    """For so many steps that every threshold, age and factor was chosen anew several times."""
     reducer, collective = case.reducer(), alone()
     before = {layer.id: torch.zeros(layer.numel) for layer in LAYERS}
-    for index in range(3):
+    for index in range(60):
         gradients = gradients_at(index)
         updates, _ = reduce_once(reducer, collective, LAYERS, gradients, step_at(index))
-        after = residuals(reducer)
+        after = {layer.id: torch.zeros(layer.numel) for layer in LAYERS} | residuals(reducer)
         for layer, g, sent in zip(LAYERS, gradients, updates, strict=True):
-            x = g + before[layer.id]
-            kept = after.get(layer.id, torch.zeros(layer.numel))
+            x, total = g + before[layer.id], sent + after[layer.id]
             if case.name in EXACT and "values" not in dict(case.options):
-                assert torch.equal(sent + kept, x)
+                assert torch.equal(total, x)
             else:
-                torch.testing.assert_close(sent + kept, x, rtol=1e-6, atol=1e-6 * float(x.abs().max()))
-        before = {layer.id: after.get(layer.id, torch.zeros(layer.numel)) for layer in LAYERS}
-
-
-@each_that_conserves
-def test_over_200_steps_all_that_came_in_was_sent_or_waits(case: Case) -> None:
-    reducer, collective = case.reducer(), alone()
-    layers = [LAYERS[0], LAYERS[5]]
-    given = [torch.zeros(layer.numel, dtype=torch.float64) for layer in layers]
-    sent = [torch.zeros(layer.numel, dtype=torch.float64) for layer in layers]
-    volume = 0.0
-    for index in range(200):
-        gradients = [gradient(layer, index, 0) for layer in layers]
-        updates, _ = reduce_once(reducer, collective, layers, gradients, step_at(index))
-        for total, addend in itertools.chain(zip(given, gradients, strict=True), zip(sent, updates, strict=True)):
-            total += addend
-        volume += max(float(g.abs().max()) for g in gradients)
-    waiting = residuals(reducer)
-    for layer, came, went in zip(layers, given, sent, strict=True):
-        kept = waiting.get(layer.id, torch.zeros(layer.numel))
-        assert float((came - went - kept).abs().max()) <= 1e-6 * volume
+                torch.testing.assert_close(total, x, rtol=1e-6, atol=1e-6 * float(x.abs().max()))
+        before = {layer_id: residual.clone() for layer_id, residual in after.items()}
 
 
 @pytest.mark.parametrize(
@@ -373,10 +353,12 @@ def test_the_plan_names_every_layer(case: Case) -> None:
 def test_policy_leaves_chosen_layers_alone(name: str) -> None:
     compressor = class_of(name)(skip=("norm", "bias"), dense_ends=True, min_numel=0)  # type: ignore[call-arg]
     gradients = gradients_at(0)
-    updates, _ = reduce_once(reducer_for(compressor), alone(), LAYERS, gradients, step_at(0))
+    reducer = reducer_for(compressor)
+    updates, _ = reduce_once(reducer, alone(), LAYERS, gradients, step_at(0))
     for layer, update, g in zip(LAYERS, updates, gradients, strict=True):
         if layer.kind in ("norm", "bias") or layer.position in (0.0, 1.0):
             assert torch.equal(update, g)
+            assert layer.id not in reducer.residual_norms()
     assert Dense in compressor.traits.emits
 
 

@@ -108,7 +108,7 @@ def test_ranks_measure_the_rates_of_their_links(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(direct, "time", Clock)
 
     def rank(transport: MemoryTransport) -> tuple[tuple[float, ...], int, int]:
-        timed = TimedTransport(transport._wires, transport.rank, list(range(4)), transport.ledger)
+        timed = TimedTransport(transport.wires, transport.rank, list(range(4)), transport.ledger)
         timed.uplinks, timed.downlinks = (1e6, 3e5, 1e6, 1e6), (1e6, 1e6, 1e6, 2e5)
         return measured_rates(timed), timed.traffic["gradient"].nbytes, timed.traffic["control"].nbytes
 

@@ -114,25 +114,22 @@ def assert_equal(some: Sequence[object], others: Sequence[object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoder", "gradients_at", "path"),
-    every_second(
-        (encoder, *way)
-        for encoder in ENCODERS
-        for way in ((usual_gradients, "native"), (usual_gradients, "reference"), (hard_gradients, "native"))
-    ),
+    ("encoder", "gradients_at"),
+    every_second((encoder, gradients) for gradients in (usual_gradients, hard_gradients) for encoder in ENCODERS),
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_a_bucket_is_encoded_as_its_layers_are(encoder: Case, gradients_at: Callable[..., object], path: str) -> None:
+def test_a_bucket_is_encoded_as_its_layers_are(encoder: Case, gradients_at: Callable[..., object]) -> None:
     compressor = cast(PerLayer, encoder.make())
-    with kernels(path):
-        assert_equal(steps_of(compressor, gradients_at), steps_of(layer_by_layer(compressor), gradients_at))
+    assert_equal(steps_of(compressor, gradients_at), steps_of(layer_by_layer(compressor), gradients_at))
 
 
 @each_encoder
-def test_native_loops_send_what_the_reference_path_sends(encoder: Case) -> None:
-    native = steps_of(cast(PerLayer, encoder.make()), usual_gradients)
+def test_native_loops_send_what_the_reference_path_sends_for_buckets_and_layers(encoder: Case) -> None:
+    compressor = cast(PerLayer, encoder.make())
+    native = steps_of(compressor, usual_gradients)
     with serving("reference"):
-        assert_equal(native, steps_of(cast(PerLayer, encoder.make()), usual_gradients))
+        assert_equal(native, steps_of(compressor, usual_gradients))
+        assert_equal(native, steps_of(layer_by_layer(compressor), usual_gradients))
 
 
 @pytest.mark.parametrize("encoder", FUSED, ids=str)

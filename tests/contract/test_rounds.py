@@ -30,7 +30,7 @@ class Recorder(MemoryTransport):
     """A transport that records the bytes of its gradient messages, by the peer's number among all ranks."""
 
     def __init__(self, transport: MemoryTransport, members: list[int], rank: int, sent: Sent) -> None:
-        super().__init__(transport._wires, rank, members, transport.ledger)
+        super().__init__(transport.wires, rank, members, transport.ledger)
         self.sent = sent
 
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:

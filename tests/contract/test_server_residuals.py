@@ -16,12 +16,9 @@ from collectives.payloads.group_sparse import RowSparse
 from collectives.payloads.sparse import Seeded
 from compressors.base import Compressor
 from compressors.group_topk import GroupTopK
-from compressors.hylo import Hylo
 from compressors.topk import TopK
 from gradwire.exchange.communicator import CompressedSums
 from gradwire.exchange.packed_state import pack_state, unpack_state
-from gradwire.exchange.reducer import reducer_for
-from gradwire.exchange.report import Bucket
 from tests.testing.compressor_cases import layers_of_shapes, step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads
 
@@ -201,41 +198,3 @@ def test_moving_what_is_owed_is_counted_as_state_and_done_once() -> None:
     first, *others = run_threads(rank, WORLD_SIZE)
     assert first == [0, 4 * NUMEL, 4 * NUMEL]  # rank 0 served all; layers 3 and 2 go to rank 3, layers 1 and 0 to 1
     assert others == [[0, 0, 0]] * 3
-
-
-@pytest.mark.parametrize(
-    ("compressor", "options"),
-    [
-        (GroupTopK(ratio=0.1, group_size=32, warmup_epochs=0), "downlink=recode"),
-        (GroupTopK(ratio=0.1, group_size=32, warmup_epochs=0), "downlink=recode,placement=sharded"),
-        (Hylo(min_numel=60), "downlink=recode,placement=sharded"),
-        (TopK(ratio=0.1, skip=()), "downlink=union,placement=sharded,error_feedback=true"),
-    ],
-)
-def test_updates_and_both_residuals_add_up_to_the_gradients_when_buckets_are_laid_anew(
-    compressor: Compressor, options: str
-) -> None:
-    def rank(transport: MemoryTransport) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        server, reducer = bound(transport, options, compressor), reducer_for(compressor)
-        given, applied = (torch.zeros(NUMEL, dtype=torch.float64) for _ in range(2))
-        for step in range(8):
-            generator = torch.Generator().manual_seed(10 * step + transport.rank)
-            for key in LAID_OUT[step % len(LAID_OUT)]:
-                layers = [LAYERS[layer] for layer in key]
-                flat = torch.randint(-99, 100, (sum(each.numel for each in layers),), generator=generator).float()
-                add_by_layer_(given, flat, key)
-                gradients = list(flat.split([layer.numel for layer in layers]))
-                bucket = Bucket(layers=layers, gradients=gradients, step=step_at(step, transport.rank, WORLD_SIZE))
-                reducer.reduce(bucket, server.sum, transport)
-                add_by_layer_(applied, flat * WORLD_SIZE, key)
-            reducer.commit()
-            server.commit()
-        kept = owed(server.state_dict())
-        for layer, residual in reducer.state_dict()["residuals"].items():
-            add_by_layer_(kept, residual, (layer,))
-        return given, applied, kept
-
-    ranks = run_threads(rank, WORLD_SIZE)
-    assert all(torch.equal(applied, ranks[0][1]) for _, applied, _ in ranks)
-    kept, given = (sum(each[index] for each in ranks) for index in (2, 0))
-    torch.testing.assert_close(ranks[0][1] + kept, given, rtol=0, atol=1e-3)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bench.hosts.support import hosts_supported
@@ -28,14 +28,11 @@ MARK = "BENCH_TEST_FOLDER"
 
 def processes_of(folder: Path) -> dict[int, str]:
     """Return ids and command lines of all processes that the test with this temporary folder has started."""
-    mark, found = f"\0{MARK}={folder}\0".encode(), {}
-    for process in Path("/proc").iterdir():
-        if process.name.isdecimal():
-            with contextlib.suppress(OSError):  # the process has ended, or is another user's
-                if mark in b"\0" + (process / "environ").read_bytes():
-                    line = (process / "cmdline").read_bytes()
-                    found[int(process.name)] = line.replace(b"\0", b" ").decode(errors="replace")
-    return found
+    return {
+        process.pid: " ".join(process.info["cmdline"] or [])
+        for process in psutil.process_iter(["cmdline", "environ"])
+        if (process.info["environ"] or {}).get(MARK) == str(folder)
+    }
 
 
 def wait_for_end_of(folder: Path, timeout_s: float = 60.0) -> None:

@@ -102,36 +102,31 @@ def test_ranks_are_numbered_by_host_and_each_is_on_its_own(
     assert {path.name for path in result.folder.logs.glob("host-*")} == {"host-0", "host-1"}
 
 
-def test_after_a_killed_rank_the_next_run_has_a_new_network(
-    built: list[VirtualNetwork], server: ForkServer, tmp_path: Path
+def kill_rank(network: VirtualNetwork) -> None:
+    processes_on(network, 1)[0].kill()
+
+
+def kill_fork_server(network: VirtualNetwork) -> None:
+    processes_on(network, 0)[0].parent().kill()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("kill", "said"),
+    [
+        (kill_rank, "rank 1"),
+        pytest.param(VirtualNetwork.kill, "the supervisor of the virtual hosts", marks=pytest.mark.long),
+        pytest.param(kill_fork_server, "the process that the ranks are forked from", marks=pytest.mark.long),
+    ],
+)
+def test_who_was_killed_is_named_and_the_next_run_has_a_new_network(
+    kill: Callable[[VirtualNetwork], None], said: str, built: list[VirtualNetwork], server: ForkServer, tmp_path: Path
 ) -> None:
-    result, forked = train(server, tmp_path, lambda: processes_on(built[0], 1)[0].kill(), steps=100_000)
-    assert result.error.startswith("rank 1 was killed by SIGKILL")
+    result, forked = train(server, tmp_path, lambda: kill(built[0]), steps=100_000)
+    assert result.status == "failed"
+    assert result.error.startswith(f"{said} was killed by SIGKILL")
     result, forked_again = train(server, tmp_path)
     assert (result.status, len(built)) == ("ok", 2)
-    assert forked == forked_again
-
-
-@pytest.mark.long
-def test_a_killed_supervisor_ends_the_run_and_is_named(
-    built: list[VirtualNetwork], server: ForkServer, tmp_path: Path
-) -> None:
-    result, _ = train(server, tmp_path, lambda: built[0].kill(), steps=100_000)
-    assert result.status == "failed"
-    assert result.error.startswith("the supervisor of the virtual hosts was killed by SIGKILL")
-    assert train(server, tmp_path)[0].status == "ok"
-
-
-@pytest.mark.long
-def test_a_killed_fork_server_ends_the_run_and_is_named(
-    built: list[VirtualNetwork], server: ForkServer, tmp_path: Path
-) -> None:
-    def kill() -> None:
-        processes_on(built[0], 0)[0].parent().kill()  # type: ignore[union-attr]
-
-    result, _ = train(server, tmp_path, kill, steps=100_000)
-    assert result.error.startswith("the process that the ranks are forked from was killed by SIGKILL")
-    assert train(server, tmp_path)[0].status == "ok"
+    assert (forked == forked_again) is (kill is not kill_fork_server)
 
 
 @pytest.mark.long

@@ -29,6 +29,16 @@ SUPERVISOR = f"{sys.executable} -m bench.hosts.supervisor"
 WAS_KILLED = "^the supervisor of the virtual hosts was killed by SIGKILL"
 
 
+def replace_tool(folder: Path, name: str, script: str) -> Path:
+    """Return a folder in which a system's tool is replaced with this shell script."""
+    tools = folder / "tools"
+    tools.mkdir()
+    (tools / name).write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    (tools / name).chmod(0o755)
+    assert hosts_supported()[0]  # the result, with the real tool, is cached
+    return tools
+
+
 @contextmanager
 def launcher(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Start a launcher with two sleeping hosts."""
@@ -74,11 +84,8 @@ def test_a_supervisor_that_was_killed_during_the_set_up_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = tmp_path / "begun"
-    tools = tmp_path / "tools"
-    tools.mkdir()
     # The first `ip` of the set-up never ends, so the kill comes in the middle of the set-up on any machine.
-    (tools / "ip").write_text(f"#!/bin/sh\ntouch {begun}\nexec sleep 600\n", encoding="utf-8")
-    (tools / "ip").chmod(0o755)
+    tools = replace_tool(tmp_path, "ip", f"touch {begun}\nexec sleep 600")
 
     def kill_once_begun() -> None:
         while not begun.exists():
@@ -86,7 +93,6 @@ def test_a_supervisor_that_was_killed_during_the_set_up_is_named(
         kill_supervisor(tmp_path)
 
     killer = threading.Thread(target=kill_once_begun)
-    assert hosts_supported()[0]  # the result is cached, so that only the supervisor runs this `ip`
     with monkeypatch.context() as during_set_up:
         during_set_up.setenv("PATH", str(tools), prepend=os.pathsep)
         killer.start()
@@ -121,12 +127,8 @@ def test_a_launcher_killed_during_the_set_up_leaves_nothing(tmp_path: Path) -> N
 def test_a_network_that_cannot_be_built_is_one_sentence(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    (tools / "tc").write_text("#!/bin/sh\necho no such kernel >&2\nexit 2\n", encoding="utf-8")
-    (tools / "tc").chmod(0o755)
-    assert hosts_supported()[0]  # the result, with the real `tc`, is cached
-    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    tools = replace_tool(tmp_path, "tc", "echo no such kernel >&2\nexit 2")
+    monkeypatch.setenv("PATH", str(tools), prepend=os.pathsep)
     link = HostLink(name="any", uplink_bps=1e7, downlink_bps=1e7)
     sentence = r"network could not be set up \(bench doctor .*\): `tc .*` said: no such kernel$"
     with pytest.raises(RunFailed, match=sentence):
@@ -134,18 +136,21 @@ def test_a_network_that_cannot_be_built_is_one_sentence(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_latency_is_refused_where_nothing_can_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(support, "netem_supported", lambda: (False, "no network emulator"))
-    monkeypatch.setattr(support, "forwarder_supported", lambda: (False, "no forwarder"))
-    link = HostLink(name="any", latency_s=0.001)
-    with pytest.raises(UsageError, match="no forwarder; and no network emulator; or leave them out"):
-        VirtualNetwork(Cluster.uniform(2, link=link))
-
-
-def test_a_machine_without_namespaces_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(support, "hosts_supported", lambda: (False, "forbidden"))
-    with pytest.raises(UsageError, match="virtual hosts do not work here: forbidden"):
-        VirtualNetwork(PAIR)
+@pytest.mark.parametrize(
+    ("missing", "sentence"),
+    [
+        ({"netem_supported": "no network emulator", "forwarder_supported": "no forwarder"},
+         "no forwarder; and no network emulator; or leave them out"),
+        ({"hosts_supported": "forbidden"}, "virtual hosts do not work here: forbidden"),
+    ],
+)  # fmt: skip
+def test_what_this_machine_cannot_do_is_refused(
+    missing: dict[str, str], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, reason in missing.items():
+        monkeypatch.setattr(support, name, lambda reason=reason: (False, reason))
+    with pytest.raises(UsageError, match=sentence):
+        VirtualNetwork(Cluster.uniform(2, link=HostLink(name="any", latency_s=0.001)))
 
 
 def test_a_package_that_the_supervisor_cannot_see_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -105,35 +106,24 @@ CASES = [case(name) for name in NAMES] + VARIANTS
 
 def layers_of_shapes(*shapes: tuple[int, ...], kinds: Sequence[str] | None = None) -> list[Layer]:
     """Return layers as in a model: 4-D shapes are convolutions, 2-D linear, 1-D biases."""
-    by_rank = {4: "conv", 2: "linear", 1: "bias", 0: "other"}
-    layers = []
-    for index, shape in enumerate(shapes):
-        kind = kinds[index] if kinds else by_rank[len(shape)]
-        numel = 1
-        for size in shape:
-            numel *= size
-        layers.append(
-            Layer(
-                id=index,
-                name=f"layer{index}",
-                shape=shape,
-                kind=cast(Any, kind),
-                numel=numel,
-                filter_axis=0 if kind in ("conv", "embedding") else None,
-                position=index / max(1, len(shapes) - 1),
-            )
+    by_rank: dict[int, Any] = {4: "conv", 2: "linear", 1: "bias", 0: "other"}
+    chosen: Sequence[Any] = kinds or [by_rank[len(shape)] for shape in shapes]
+    return [
+        Layer(
+            id=index,
+            name=f"layer{index}",
+            shape=shape,
+            kind=kind,
+            numel=math.prod(shape),
+            filter_axis=0 if kind in ("conv", "embedding") else None,
+            position=index / max(1, len(shapes) - 1),
         )
-    return layers
+        for index, (shape, kind) in enumerate(zip(shapes, chosen, strict=True))
+    ]
 
 
 LAYERS = layers_of_shapes(
-    (8, 3, 3, 3),
-    (8,),
-    (8,),
-    (40, 72),
-    (40,),
-    (10, 40),
-    (10,),
+    *((8, 3, 3, 3), (8,), (8,), (40, 72), (40,), (10, 40), (10,)),
     kinds=("conv", "bias", "norm", "linear", "bias", "linear", "bias"),
 )
 

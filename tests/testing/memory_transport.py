@@ -74,7 +74,7 @@ class MemoryTransport(Transport):
 
     @override
     def __init__(self, wires: MemoryWires, rank: int, members: list[int], ledger: Ledger) -> None:
-        self._wires = wires
+        self.wires = wires
         self.names = members
         self.rank = rank
         self.world_size = len(members)
@@ -114,7 +114,7 @@ class MemoryTransport(Transport):
     @override
     def view(self, ranks: Sequence[int]) -> MemoryTransport:
         return MemoryTransport(
-            self._wires, list(ranks).index(self.rank), [self.names[rank] for rank in ranks], self.ledger
+            self.wires, list(ranks).index(self.rank), [self.names[rank] for rank in ranks], self.ledger
         )
 
     def _start(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
@@ -122,11 +122,11 @@ class MemoryTransport(Transport):
         pendings: list[Pending] = []
         for tensor, source in receives:
             message = _Message(self, tensor, source)
-            self._wires.add_receive(self.names[source], me, message)
+            self.wires.add_receive(self.names[source], me, message)
             pendings.append(message)
         for tensor, to in sends:
             message = _Message(self, tensor, to)
-            self._wires.add_send(me, self.names[to], message)
+            self.wires.add_send(me, self.names[to], message)
             pendings.append(message)
         return pendings
 
@@ -141,7 +141,7 @@ class _Message(Pending):
         self._peer = peer
 
     def wait(self) -> None:
-        wires, ledger = self._transport._wires, self._transport.ledger
+        wires, ledger = self._transport.wires, self._transport.ledger
         with ledger.timed(), wires.changed:
             wires.changed.wait_for(lambda: self.done or wires.lost_rank is not None, wires.timeout_s)
             if self.done:

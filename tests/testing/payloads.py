@@ -165,13 +165,9 @@ def cholesky_example(numel: int, dtype: torch.dtype, generator: torch.Generator)
 
 
 def bundle_example(numel: int, dtype: torch.dtype, generator: torch.Generator) -> Example:
-    parts = [
-        sparse_example(numel, dtype, generator),
-        dense_example(3, dtype, generator),
-        group_sparse_example(numel, dtype, generator),
-        sparse_example(numel, dtype, generator, density=0.9),
-    ]
-    return bundled(parts)
+    parts = [(sparse_example, numel), (dense_example, 3), (group_sparse_example, numel)]
+    made = [example(length, dtype, generator) for example, length in parts]
+    return bundled([*made, sparse_example(numel, dtype, generator, density=0.9)])
 
 
 def bundled(parts: list[Example]) -> Example:

@@ -1,11 +1,22 @@
-"""Bit packing against Python's own integers."""
+"""Bit packing against Python's own integers, and what codes stand for."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 import torch
 
-from collectives.payloads.codec.bits import First, bits_for, pack_bits, packed_nbytes, unpack_bits
+from collectives.payloads.base import PayloadError
+from collectives.payloads.codec.bits import (
+    First,
+    bits_for,
+    find_codebook,
+    pack_bits,
+    packed_nbytes,
+    unpack_bits,
+)
+from tests.testing.payloads import packed_codes
 
 
 def reference(codes: list[int], bits: int, first: First) -> bytes:
@@ -37,15 +48,9 @@ def test_every_width_packs_like_a_big_integer_and_comes_back(bits: int, first: F
         assert torch.equal(unpack_bits(packed, count, bits, first=first), codes)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
-def test_codes_may_come_in_any_integer_type(dtype: torch.dtype) -> None:
-    codes = torch.tensor([1, 0, 63, 5, 62], dtype=dtype)
-    assert unpack_bits(pack_bits(codes, 6), 5, 6).tolist() == [1, 0, 63, 5, 62]
-
-
-def test_only_the_low_bits_of_a_code_count() -> None:
-    for bits in (1, 2, 3, 4, 8, 10):
-        codes = torch.tensor([-1, 2**bits, -3, 5], dtype=torch.int16)
+def test_only_the_low_bits_of_a_code_of_any_integer_type_count() -> None:
+    for bits, dtype in itertools.product((1, 2, 3, 4, 8, 10), (torch.uint8, torch.int16, torch.int32, torch.int64)):
+        codes = torch.tensor([-1, 2**bits, -3, 5]).to(dtype)
         assert unpack_bits(pack_bits(codes, bits), 4, bits).tolist() == [code % 2**bits for code in codes.tolist()]
 
 
@@ -54,15 +59,52 @@ def test_unpacking_ignores_what_lies_behind() -> None:
     assert torch.equal(unpack_bits(packed, 9, 10), random_codes(9, 10))
 
 
-def test_mxnet_two_bit_layout() -> None:
-    """[+t, -t, 0, +t] as 11 10 00 11, first value in the top bits."""
-    assert pack_bits(torch.tensor([3, 2, 0, 3]), 2, first="high").tolist() == [0xE3]
-
-
-def test_ten_bits_by_hand() -> None:
-    """1 | 2 << 10 | 3 << 20 | 1023 << 30 = 0xFFC0300801, five bytes, lowest first."""
-    assert pack_bits(torch.tensor([1, 2, 3, 1023]), 10).tolist() == [0x01, 0x08, 0x30, 0xC0, 0xFF]
-
-
 def test_bits_for() -> None:
     assert [bits_for(n) for n in (0, 1, 2, 3, 4, 5, 256, 257, 1024, 1025)] == [0, 0, 1, 2, 2, 3, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("codebook", "bits", "values"),
+    [
+        ("sign", 1, [-1, 1]),
+        ("ternary", 2, [0, 0, -1, 1]),
+        ("levels", 2, [0, 1, -2, -1]),
+        ("levels", 4, [0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1]),
+        (
+            "natural",
+            4,
+            [0, 1, 0.5, 0.25, 2**-3, 2**-4, 2**-5, 2**-6, 0, -1, -0.5, -0.25, -(2**-3), -(2**-4), -(2**-5), -(2**-6)],
+        ),
+    ],
+)
+def test_codebooks(codebook: str, bits: int, values: list[float]) -> None:
+    assert find_codebook(codebook).values(bits).tolist() == values
+    codes = torch.arange(2**bits)
+    payload = packed_codes(codes, codebook=codebook, bits=bits, scales=torch.tensor([0.5]))
+    assert payload.to_dense().tolist() == [value / 2 for value in values]
+
+
+def test_natural_reaches_the_smallest_normal_number() -> None:
+    values = find_codebook("natural").values(8)
+    assert values[127] == torch.finfo(torch.float32).smallest_normal
+    assert (values[1:127] == 2 * values[2:128]).all()
+
+
+def test_negative_levels_may_be_given_as_they_are() -> None:
+    levels = torch.tensor([-7, -1, 0, 3, 7])
+    payload = packed_codes(levels, codebook="levels", bits=4, scales=torch.tensor([2.0]))
+    assert payload.to_dense().tolist() == [-14, -2, 0, 6, 14]
+
+
+def test_an_unknown_codebook_is_refused_with_the_names_of_all() -> None:
+    with pytest.raises(PayloadError, match="sign, ternary, levels, natural"):
+        find_codebook("new")
+
+
+def test_blocks_have_their_own_scale() -> None:
+    codes = torch.ones(10, dtype=torch.uint8)
+    scales = torch.tensor([1.0, 2.0, 3.0])
+    payload = packed_codes(codes, codebook="levels", bits=4, scales=scales, block_numel=4)
+    assert payload.to_dense().tolist() == [1, 1, 1, 1, 2, 2, 2, 2, 3, 3]
+    assert payload.alignment == 4
+    assert payload.slice(4, 10).to_dense().tolist() == [2, 2, 2, 2, 3, 3]

@@ -12,12 +12,7 @@ from collectives.kernels.library import kernels_in_use
 from collectives.payloads.base import Payload, PayloadError, unpack
 from collectives.payloads.bundle import UnreducedSum
 from collectives.payloads.codec.bits import LEVELS, NATURAL, SIGN, TERNARY, pack_bits, unpack_bits
-from collectives.payloads.codec.index_sets import (
-    CODINGS,
-    cheapest_coding,
-    decode_indices,
-    encode_indices,
-)
+from collectives.payloads.codec.index_sets import CODINGS, cheapest_coding, decode_indices, encode_indices
 from collectives.payloads.codec.philox import seeded_positions
 from collectives.payloads.codec.values import add_values, to_value_dtype
 from collectives.payloads.codes import Codes, TwoMeans, num_scales

@@ -1,17 +1,77 @@
-"""Lost, late, unreachable or split ranks: conclusions from pings and from entries in the store."""
+"""Lost, late, unreachable or split ranks: ping servers, and conclusions from pings and from entries in the store."""
 
 from __future__ import annotations
 
+import errno
+import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from collectives.transport import failure_detector
-from collectives.transport.failure_detector import Diagnosis, FailureDetector
+from collectives.transport.failure_detector import Diagnosis, FailureDetector, PingServer, own_host, ping_all
+
+
+def test_who_runs_answers_who_is_gone_or_stopped_does_not_and_a_lost_machine_is_left_out() -> None:
+    running = PingServer("127.0.0.1")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as stopped,
+        socket.create_server(("127.0.0.1", 0)) as gone,
+        socket.create_server(("127.0.0.1", 0), backlog=0) as lost,
+    ):
+        closed = gone.getsockname()
+        gone.close()
+        with socket.create_connection(lost.getsockname()):  # its queue is full, so it drops packets like a dead link
+            addresses = {0: running.address, 1: stopped.getsockname(), 2: closed, 3: lost.getsockname()}
+            assert ping_all(addresses, within_s=0.4) == {0: True, 1: False, 2: False}
+    running.close()
+
+
+def num_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_closed_ping_server_refuses_and_leaves_neither_thread_nor_socket() -> None:
+    before, files = set(threading.enumerate()), num_files()
+    ping_server = PingServer("127.0.0.1")
+    (thread,) = set(threading.enumerate()) - before
+    assert ping_all({0: ping_server.address}, within_s=2) == {0: True}
+    ping_server.close()
+    assert ping_all({0: ping_server.address}, within_s=2) == {0: False}
+    thread.join()
+    assert not thread.is_alive()
+    assert num_files() == files
+
+
+def test_it_answers_again_after_the_process_ran_out_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")]
+
+    def accept_later(server: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return accept(server)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    ping_server = PingServer("127.0.0.1")
+    assert ping_all({0: ping_server.address}, within_s=4) == {0: True}
+    assert not failures
+    ping_server.close()
+
+
+def test_a_rank_is_found_where_it_meets_the_others_or_on_its_own_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise socket.gaierror("Name or service not known")
+
+    assert own_host("127.0.0.1") == "127.0.0.1"
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    assert own_host("nowhere") == "127.0.0.1"
+
 
 HERE = "127.0.0.1"
 
@@ -32,6 +92,11 @@ def join() -> Iterator[Join]:
         detector.ping_server.close()
 
 
+def announce(store: Store, rank: int, waited_for: int) -> None:
+    """Write into the store what a rank writes whose wait has failed."""
+    PrefixStore("gradwire/failure_detector", store).append("g/waits", f"[{rank}, {waited_for}]\n")
+
+
 def test_a_running_rank_answers_and_an_ended_one_does_not(join: Join) -> None:
     store = HashStore()
     first, second = join(store, 0), join(store, 1)
@@ -47,28 +112,25 @@ def test_where_all_answer_and_nobody_was_waited_for_nobody_is_late(join: Join) -
     assert second.find_lost("g", [0, 1], 0) == Diagnosis(late=0)
 
 
-def test_the_late_rank_is_the_one_that_waits_for_nobody(join: Join) -> None:
+@pytest.mark.parametrize(
+    ("waits", "late"),
+    [({1: 2, 2: 3}, 3), ({}, 1), ({1: 2, 2: 0}, 2)],  # a chain; nobody else waits; a circle, of which one is named
+)
+def test_the_late_rank_is_the_last_of_those_that_wait_for_each_other(
+    waits: dict[int, int], late: int, join: Join
+) -> None:
     store = HashStore()
     detectors = [join(store, rank) for rank in range(4)]
-    for rank in (1, 2):
-        detectors[rank]._announce("g", rank + 1)
-    assert detectors[0].find_lost("g", [0, 1, 2, 3], 1) == Diagnosis(late=3)
-    assert detectors[0].find_lost("another", [0, 1, 2, 3], 1) == Diagnosis(late=1)
-
-
-def test_who_waits_in_a_circle_names_one_of_it(join: Join) -> None:
-    store = HashStore()
-    detectors = [join(store, rank) for rank in range(3)]
-    for rank in (1, 2):
-        detectors[rank]._announce("g", (rank + 1) % 3)
-    assert detectors[0].find_lost("g", [0, 1, 2], 1) == Diagnosis(late=2)
+    for rank, waited_for in waits.items():
+        announce(store, rank, waited_for)
+    assert detectors[0].find_lost("g", [0, 1, 2, 3], 1) == Diagnosis(late=late)
 
 
 def test_whom_others_announce_a_little_later_still_counts(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks 0 and 1 fail at the same time; rank 0 looks first."""
     store = HashStore()
-    first, second, _ = [join(store, rank) for rank in range(3)]
-    monkeypatch.setattr(failure_detector.time, "sleep", lambda _: second._announce("g", 2))
+    first, *_ = [join(store, rank) for rank in range(3)]
+    monkeypatch.setattr(failure_detector.time, "sleep", lambda _: announce(store, 1, 2))
     assert first.find_lost("g", [0, 1, 2], 1) == Diagnosis(late=2)
 
 
@@ -111,7 +173,7 @@ def test_round_trips_do_not_grow_with_the_number_of_ranks(join: Join, monkeypatc
     store, num_ranks = HashStore(), 64
     detectors = [join(store, rank) for rank in range(num_ranks)]
     for rank in range(num_ranks - 1):
-        detectors[rank]._announce("g", rank + 1)
+        announce(store, rank, rank + 1)
     monkeypatch.setattr(detectors[0], "_store", FarStore("gradwire/failure_detector", store))
     assert detectors[0].find_lost("g", range(num_ranks), 1) == Diagnosis(late=num_ranks - 1)
 
@@ -156,10 +218,12 @@ def ask(join: Join, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Diagnosis 
     def ask(
         machines: Sequence[str | None], heard: dict[int, bool], waited_for: int | None, *, has_store: bool = False
     ) -> Diagnosis | None:
-        detector = join(HashStore(), 0)
+        store = HashStore()
+        detector = join(store, 0)
         for rank, machine in enumerate(machines[1:], start=1):
             if machine is not None:
-                detector._append("ping_servers", [rank, machine, 1])
+                entry = json.dumps([rank, machine, 1])
+                PrefixStore("gradwire/failure_detector", store).append("ping_servers", f"{entry}\n")
         detector.publish(0)
         monkeypatch.setattr(
             failure_detector,
@@ -242,16 +306,15 @@ def test_without_the_store_a_rank_can_still_be_heard_by_one_that_fails_later(
 ) -> None:
     """Rank 1 finds rank 0 lost and would leave at once; rank 2 asks while rank 1 lingers."""
     store = HashStore()
-    lost, first, second = [join(store, rank) for rank in range(3)]
-    for detector in (first, second):
-        detector.publish(0)
-        monkeypatch.setattr(detector, "_store", LostStore())
+    lost, first = [join(store, rank) for rank in range(2)]
+    first.publish(0)
+    monkeypatch.setattr(first, "_store", LostStore())
     lost.ping_server.close()
-    heard: list[Diagnosis | None] = []
+    heard: list[dict[int, bool]] = []
     monkeypatch.setattr(
         failure_detector.time,
         "sleep",
-        lambda seconds: heard.append(second._ping([0, 1], 1, all_joined=False)) if seconds == 0.2 else None,
+        lambda seconds: heard.append(ping_all({1: first.ping_server.address}, 2)) if seconds == 0.2 else None,
     )
-    assert first.find_lost("g", range(3), 0) == Diagnosis(lost=(0,))
-    assert heard == [Diagnosis(lost=(0,))]
+    assert first.find_lost("g", range(2), 0) == Diagnosis(lost=(0,))
+    assert heard == [{1: True}]

@@ -7,7 +7,9 @@ import math
 import pytest
 import torch
 
-from collectives.payloads.codec.philox import Words, philox4x32, random_words, shared_words
+from collectives.payloads import Seeded
+from collectives.payloads.codec.philox import Words, philox4x32, random_words, seeded_positions, shared_words
+from tests.testing.payloads import DEVICES
 
 CPU = torch.device("cpu")
 ONES = 2**32 - 1
@@ -55,6 +57,37 @@ def test_two_that_share_a_word_fall_below_a_bound_independently(share: float) ->
     pairs = shared_words(3, 1 << 21, CPU).view(-1, 2, 64) < share * 2**32
     both = pairs.all(dim=1).double().mean()
     assert abs(float(both) - share**2) <= 4.5 * math.sqrt(share**2 * (1 - share**2) / (1 << 20))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_positions_of_a_seed_are_drawn_on_the_cpu_and_leave_the_global_generator_alone(device: str) -> None:
+    before = torch.random.get_rng_state()
+    payload = Seeded(1000, 42, torch.ones(100, device=device))
+    assert torch.equal(payload.positions.cpu(), seeded_positions(1000, 100, 42))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("numel", "count"), [(0, 0), (1, 1), (10, 10), (1000, 0), (1000, 249), (1000, 251), (10**9, 20)]
+)
+def test_seeded_positions_ascend_and_differ_by_seed(numel: int, count: int) -> None:
+    positions = seeded_positions(numel, count, 3)
+    assert positions.numel() == count
+    assert (positions.diff() > 0).all()
+    assert count == 0 or 0 <= positions[0] <= positions[-1] < numel
+    assert torch.equal(positions, seeded_positions(numel, count, 3))
+    if 0 < count < numel:
+        assert not torch.equal(positions, seeded_positions(numel, count, 4))
+
+
+@pytest.mark.parametrize("count", [10, 40])
+def test_seeded_positions_are_uniform(count: int) -> None:
+    """Each of 100 elements is drawn with probability count / 100: five standard deviations over 500 seeds."""
+    drawn = torch.zeros(100)
+    for seed in range(500):
+        drawn[seeded_positions(100, count, seed)] += 1
+    p = count / 100
+    assert (drawn - 500 * p).abs().max() < 5 * (500 * p * (1 - p)) ** 0.5
 
 
 def _counter(low: int) -> Words:

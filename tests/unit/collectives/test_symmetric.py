@@ -10,7 +10,6 @@ from collectives.payloads.symmetric import (
     EncodedMatrix,
     Fallback,
     MatrixForm,
-    cholesky,
     encode_symmetric,
     positive_factor,
     relative_damping,
@@ -92,33 +91,23 @@ def test_singular_matrices_need_damping() -> None:
     torch.testing.assert_close(restored(encoded, 3), matrix, rtol=1e-5, atol=1e-5)
 
 
-def test_zeros_are_restored_exactly() -> None:
-    zeros = torch.zeros(3, 3)
-    encoded = encode_symmetric(zeros, "cholesky", damping=relative_damping(zeros))
-    assert encoded.fallback is Fallback.NONE
-    assert torch.equal(restored(encoded, 3), zeros)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("form", ["cholesky", "triangle", "dense"])
-def test_what_is_not_finite_is_refused(form: MatrixForm, value: float) -> None:
-    with pytest.raises(PayloadError, match="must be finite"):
-        encode_symmetric(torch.full((2, 2), value), form)
-
-
-def test_what_is_not_square_is_refused() -> None:
+def test_what_is_no_finite_square_matrix_is_refused(form: MatrixForm) -> None:
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(PayloadError, match="must be finite"):
+            encode_symmetric(torch.full((2, 2), value), form)
     with pytest.raises(PayloadError, match="only square matrices"):
-        encode_symmetric(torch.ones(2, 3), "triangle")
+        encode_symmetric(torch.ones(2, 3), form)
 
 
 @pytest.mark.parametrize("form", ["cholesky", "triangle", "dense"])
-def test_no_elements_and_one_element(form: MatrixForm) -> None:
-    empty = encode_symmetric(torch.empty(0, 0), form)
-    assert (empty.fallback, restored(empty, 0).shape) == (Fallback.NONE, (0, 0))
-    one = encode_symmetric(torch.tensor([[4.0]]), form)
-    assert (one.fallback, restored(one, 1).item()) == (Fallback.NONE, 4)
-    if isinstance(one.payload, CholeskyFactor):
-        assert one.payload.factor.item() == 2
+@pytest.mark.parametrize("matrix", [torch.empty(0, 0), torch.tensor([[4.0]]), torch.zeros(3, 3)])
+def test_no_elements_one_element_and_zeros_are_restored_exactly(form: MatrixForm, matrix: torch.Tensor) -> None:
+    encoded = encode_symmetric(matrix, form, damping=0.0 if matrix.any() else relative_damping(matrix))
+    assert encoded.fallback is Fallback.NONE
+    assert torch.equal(restored(encoded, len(matrix)), matrix)
+    if isinstance(encoded.payload, CholeskyFactor) and matrix.any():
+        assert encoded.payload.factor.item() == 2
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -130,19 +119,6 @@ def test_bytes_are_half_of_the_whole_and_headers(size: int, dtype: torch.dtype, 
         for form in ("cholesky", "triangle", "dense")
     }
     assert lengths == {"cholesky": 24 + triangle, "triangle": 16 + triangle, "dense": 16 + width * size**2}
-
-
-def test_sums_of_factors_are_not_factors_of_sums() -> None:
-    """Therefore factors cannot be summed by an all-reduce that adds elements."""
-    a, b = spd(64, seed=1), spd(64, seed=2)
-    left, right = cholesky(a, 0.0), cholesky(b, 0.0)
-    assert left is not None
-    assert right is not None
-    wrong = (left + right) @ (left + right).T
-    assert (wrong - (a + b)).norm() / (a + b).norm() > 0.1
-    merged = CholeskyFactor.from_factor(left).add(CholeskyFactor.from_factor(right))
-    assert isinstance(merged, CholeskyFactor)
-    torch.testing.assert_close(merged.matrix, a + b, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("dtype", "condition"), [(torch.float16, 1e6), (torch.bfloat16, 1e4)])
@@ -190,3 +166,37 @@ def test_a_positive_factor_raises_low_eigenvalues_only() -> None:
     assert torch.equal(factor, factor.tril())
     expected = basis @ torch.diag(torch.tensor([2.0, 0.5, 0.5]).double()) @ basis.T
     torch.testing.assert_close(factor @ factor.T, expected)
+
+
+def test_triangle_reads_the_lower_half_only() -> None:
+    matrix = torch.tensor([[1.0, 99.0], [2.0, 3.0]])
+    assert Triangle.from_matrix(matrix).matrix.tolist() == [[1, 2], [2, 3]]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 64])
+def test_cholesky_factors_merge_by_qr(size: int) -> None:
+    """R from qr([La^T; Lb^T]) gives L L^T = La La^T + Lb Lb^T, also for singular matrices."""
+    generator = torch.Generator().manual_seed(size)
+    full = torch.randn(size, size, generator=generator, dtype=torch.float64)
+    thin = torch.randn(size, 1, generator=generator, dtype=torch.float64)
+    thin_factor = torch.linalg.qr(thin.T).R.T @ torch.eye(1, size, dtype=torch.float64)  # of rank one
+    a = CholeskyFactor.from_factor(torch.linalg.cholesky(full @ full.T + torch.eye(size)), damping=1.0)
+    b = CholeskyFactor.from_factor(thin_factor.tril(), damping=0.25)
+    total = a.add(b)
+    assert total.damping == 1.25
+    assert (total.factor.diagonal() >= 0).all()
+    torch.testing.assert_close(total.matrix, a.matrix + b.matrix, rtol=1e-12, atol=1e-12 * size)
+
+
+@pytest.mark.parametrize(
+    ("factor", "sentence"),
+    [
+        (torch.tensor([[1.0, 2.0], [0.0, 1.0]]), "lower triangular"),
+        (torch.tensor([[1.0, 0.0], [torch.inf, 1.0]]), "finite"),
+        (torch.tensor([[torch.nan, 0.0], [1.0, 1.0]]), "finite"),
+        (torch.tensor([[1.0, torch.nan], [1.0, 1.0]]), "lower triangular"),
+    ],
+)
+def test_a_factor_is_lower_triangular_and_finite(factor: torch.Tensor, sentence: str) -> None:
+    with pytest.raises(PayloadError, match=sentence):
+        CholeskyFactor.from_factor(factor)

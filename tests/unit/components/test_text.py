@@ -55,16 +55,14 @@ def test_windows_do_not_overlap_and_each_byte_but_the_first_is_predicted_once(tm
         assert bytes(part.targets.flatten().tolist()) == text[1 : 8 * num_windows + 1]
 
 
-def test_a_text_is_held_once_as_bytes(folder: Path) -> None:
-    train, _ = build(f"text:path={folder},context=8").load(NOWHERE, seed=1)
-    assert isinstance(train.inputs, torch.Tensor)
-    assert train.inputs.dtype == train.targets.dtype == torch.uint8
-    assert train.inputs.untyped_storage().data_ptr() == train.targets.untyped_storage().data_ptr()
-
-
 def test_no_file_is_both_held_out_and_trained_on(folder: Path) -> None:
     dataset = build(f"text:path={folder},context=8")
-    train, test = (set(part.inputs[:].flatten().tolist()) for part in dataset.load(NOWHERE, seed=1))
+    parts = dataset.load(NOWHERE, seed=1)
+    for part in parts:  # the text is held once
+        assert isinstance(part.inputs, torch.Tensor)
+        assert part.inputs.dtype == part.targets.dtype == torch.uint8
+        assert part.inputs.untyped_storage().data_ptr() == part.targets.untyped_storage().data_ptr()
+    train, test = (set(part.inputs[:].flatten().tolist()) for part in parts)
     assert not train & test
     assert len(train | test) == 12
     (note,) = dataset.warnings()
@@ -126,13 +124,6 @@ def test_results_of_commands_are_no_part_of_a_text(folder: Path) -> None:
     assert build(f"text:path={folder}").hash != before
 
 
-def test_a_file_that_vanishes_after_it_was_found_is_named(folder: Path) -> None:
-    dataset = build(f"text:path={folder},context=8")
-    (folder / "0.txt").unlink()
-    with pytest.raises(UsageError, match=r"0\.txt could be read before, but not now \(No such file"):
-        dataset.load(NOWHERE, seed=1)
-
-
 def test_held_out_files_follow_from_their_names_alone() -> None:
     names = [f"package/{number}.py" for number in range(2000)]
     held_out = held_out_among(names)
@@ -174,9 +165,12 @@ def test_the_hash_is_part_of_the_text_and_follows_names_and_contents(folder: Pat
 
 
 def test_a_text_that_changes_after_it_was_found_is_not_loaded(folder: Path) -> None:
-    dataset = build(f"text:path={folder},context=8")
-    (folder / "0.txt").write_text("B" * 99)
+    dataset, first = build(f"text:path={folder},context=8"), folder / "0.txt"
+    first.write_text("B" * 99)
     with pytest.raises(UsageError, match="so it has changed"):
+        dataset.load(NOWHERE, seed=1)
+    first.unlink()
+    with pytest.raises(UsageError, match=r"0\.txt could be read before, but not now \(No such file"):
         dataset.load(NOWHERE, seed=1)
 
 
@@ -220,19 +214,11 @@ def test_the_loss_is_the_mean_over_all_bytes() -> None:
     total, correct = task.sum_loss_and_correct(logits, targets)
     torch.testing.assert_close(total, torch.stack(each).sum())
     assert int(correct) == int((right == targets).sum()) >= 5
-
-
-@pytest.mark.parametrize(
-    ("outputs", "problem"),
-    [
-        (torch.zeros(2, 7, 256), ""),
-        (torch.zeros(2, 256), "returns 2x256 for 2 samples instead of 2 x context x 256 logits"),
-        (torch.zeros(2, 7, 255), "returns 2x7x255 for 2 samples instead of 2 x context x 256 logits"),
-        ((1, 2), "returns tuple instead of a tensor of logits"),
-    ],
-)
-def test_outputs_of_a_wrong_shape_are_named(outputs: object, problem: str) -> None:
-    assert LanguageModelling().output_error(outputs, 2, 256) == problem
+    wrong = "instead of 2 x context x 256 logits"
+    assert task.output_error(torch.zeros(2, 7, 256), 2, 256) == ""
+    assert task.output_error(torch.zeros(2, 256), 2, 256) == f"returns 2x256 for 2 samples {wrong}"
+    assert task.output_error(torch.zeros(2, 7, 255), 2, 256) == f"returns 2x7x255 for 2 samples {wrong}"
+    assert task.output_error((1, 2), 2, 256) == "returns tuple instead of a tensor of logits"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn import functional
 
 from bench.core import spec
-from bench.core.errors import UsageError
 from bench.models.base import TextModel
 from bench.models.gpt import Transformer
 from bench.models.ngram_embedding import Ngrams
@@ -110,16 +109,6 @@ def test_only_rows_of_ngrams_in_the_batch_have_a_gradient() -> None:
         assert 0.97 * len(ngrams) <= touched <= len(ngrams)
 
 
-@pytest.mark.parametrize("text", SMALL)
-def test_one_seed_draws_the_same_weights_twice_and_another_others(text: str) -> None:
-    def weights(seed: int) -> torch.Tensor:
-        torch.manual_seed(seed)
-        return nn.utils.parameters_to_vector(build(text).parameters())
-
-    assert torch.equal(weights(1), weights(1))
-    assert not torch.equal(weights(1), weights(2))
-
-
 def test_weights_are_drawn_as_for_gpt_2() -> None:
     torch.manual_seed(1)
     network = build("gpt:layers=8,width=64,heads=4")
@@ -171,8 +160,3 @@ def test_data_that_do_not_fit_are_refused(inputs: torch.Tensor, message: str) ->
     model.check_inputs(torch.zeros(2, 9, dtype=torch.int64))
     with pytest.raises(Incompatible, match=message):
         model.check_inputs(inputs)
-
-
-def test_a_width_that_heads_cannot_share_is_refused() -> None:
-    with pytest.raises(UsageError, match="gpt: width=100 cannot be divided among heads=3; make it a multiple of heads"):
-        spec.build("models", "gpt:width=100,heads=3")

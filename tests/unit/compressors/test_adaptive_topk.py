@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
+import pytest
 import torch
 
-from compressors.topk import COMMON, CURVES, FACTORS, AdaptiveTopK, TopK, _error_curve, choose_factors
+from compressors.topk import COMMON, CURVES, FACTORS, AdaptiveTopK, TopK, choose_factors
 from gradwire.exchange.reducer import reducer_for
 from tests.testing.compressor_cases import alone, layers_of_shapes, reduce_once, step_at
 
@@ -21,33 +23,35 @@ def gradients_at(index: int) -> list[torch.Tensor]:
     return [heavy**3, noise, 0.05 * small]
 
 
+def curves_of(gradients: list[torch.Tensor], ratio: float = 0.01) -> dict[int, torch.Tensor]:
+    """Return the error curve that the first step measures for each layer."""
+    reducer = reducer_for(AdaptiveTopK(ratio=ratio, warmup_epochs=0, skip=()))
+    layers = layers_of_shapes(*((len(each),) for each in gradients))
+    reduce_once(reducer, alone(), layers, gradients, step_at(0))
+    return reducer.memory.by_layer(CURVES)
+
+
 def test_error_curve() -> None:
-    x = torch.tensor([1.0, 4.0, 2.0, 3.0] * 100)
-    curve = _error_curve(x, 0.25)
-    energies = sorted((x**2).tolist(), reverse=True)
-    expected = [
-        sum(energies[min(400, round(400 * 0.25 * factor)) if 0.25 * factor < 1 else 400 :]) for factor in FACTORS
-    ]
-    # 12.5 entries are rounded half up
-    expected[0] = sum(energies[13:])
-    assert curve[:-1].tolist() == expected
-    assert curve[-1] == 400
+    curve = curves_of([torch.tensor([1.0, -4.0, 2.0, 3.0] * 100)], 0.25)[0]
+    energies = sorted([1.0, 16, 4, 9] * 100, reverse=True)
+    counts = [math.floor(min(1, 0.25 * factor) * 400 + 0.5) for factor in FACTORS]  # 12.5 is rounded half up
+    assert curve.tolist() == [*(sum(energies[count:]) for count in counts), 400]
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_errors_are_measured_at_any_scale(scale: float) -> None:
+    curve, scaled = (curves_of([gradients_at(0)[1] * factor])[0] for factor in (1, scale))
+    torch.testing.assert_close(scaled[:-1] / scale**2, curve[:-1], rtol=1e-4, atol=0)
 
 
 def test_the_choice_keeps_the_error_and_saves_entries() -> None:
-    curves = torch.stack([_error_curve(g.abs(), 0.01) for g in gradients_at(0)])
-    factors = list(choose_factors(dict(enumerate(curves))).values())
-    errors = sum(float(curve[FACTORS.index(factor)]) for curve, factor in zip(curves, factors, strict=True))
-    assert errors <= float(curves[:, COMMON].sum()) * (1 + 1e-9)
-    entries = sum(factor * layer.numel for factor, layer in zip(factors, LAYERS, strict=True))
-    assert entries < sum(layer.numel for layer in LAYERS)
+    curves = curves_of(gradients_at(0))
+    factors = list(choose_factors(curves).values())
+    errors = sum(float(curve[FACTORS.index(factor)]) for curve, factor in zip(curves.values(), factors, strict=True))
+    assert errors <= sum(float(curve[COMMON]) for curve in curves.values()) * (1 + 1e-9)
+    assert sum(f * layer.numel for f, layer in zip(factors, LAYERS, strict=True)) < sum(each.numel for each in LAYERS)
     assert factors[2] < 1
-
-
-def test_zeros_choose_the_least() -> None:
-    assert choose_factors(dict.fromkeys((0, 1), _error_curve(torch.zeros(1000), 0.01))) == dict.fromkeys(
-        (0, 1), FACTORS[0]
-    )
+    assert set(choose_factors(curves_of([torch.zeros(1000)] * 2)).values()) == {FACTORS[0]}
 
 
 def test_training_steps_send_less_at_no_more_error() -> None:

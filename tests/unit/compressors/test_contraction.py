@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from typing import Any
 
 import pytest
 import torch
@@ -123,25 +124,31 @@ def test_some_gradient_loses_about_as_much_as_is_proved(case: Case, layer: Layer
     assert lost_share(compressor, layer, x) == pytest.approx(bound_of(compressor, layer), rel=1e-6)
 
 
-def test_a_warm_start_may_find_nothing() -> None:
-    reducer, collective = case("powersgd", error_feedback=False).reducer(), alone()
-    first, second = torch.zeros(20, 55), torch.zeros(20, 55)
-    first[0, 0] = first[1, 1] = second[2, 2] = 1
-    reduce_once(reducer, collective, [LINEAR], [first.view(-1)], step_at(0))
-    (sent,), _ = reduce_once(reducer, collective, [LINEAR], [second.view(-1)], step_at(1))
-    assert not sent.any()
-    assert reducer.compressor.contraction_bound(LINEAR) == 1
-
-
-def test_filters_that_waited_may_take_all_places() -> None:
-    reducer, collective = case("hylo", min_numel=275, max_age=1, error_feedback=False).reducer(), alone()
+def ones_at(*places: Any) -> torch.Tensor:
     x = torch.zeros(20, 55)
-    x[:10] = 1
-    (sent,), _ = reduce_once(reducer, collective, [CONV], [x.view(-1)], step_at(0))
-    assert torch.equal(sent, x.view(-1))
-    (sent,), _ = reduce_once(reducer, collective, [CONV], [x.view(-1)], step_at(1))
-    assert not sent.any()
-    assert reducer.compressor.contraction_bound(CONV) == 1
+    for place in places:
+        x[place] = 1
+    return x.view(-1)
+
+
+@pytest.mark.parametrize(
+    ("case", "layer", "gradients"),
+    [
+        # a warm start may find nothing
+        (case("powersgd", error_feedback=False), LINEAR, (ones_at((0, 0), (1, 1)), ones_at((2, 2)))),
+        # filters that waited may take all places
+        (case("hylo", min_numel=275, max_age=1, error_feedback=False), CONV, (ones_at(slice(10)), ones_at(slice(10)))),
+    ],
+    ids=["powersgd", "hylo"],
+)
+def test_a_second_step_may_send_nothing(case: Case, layer: Layer, gradients: tuple[torch.Tensor, torch.Tensor]) -> None:
+    reducer, collective = case.reducer(), alone()
+    first, second = (
+        reduce_once(reducer, collective, [layer], [x], step_at(index))[0][0] for index, x in enumerate(gradients)
+    )
+    torch.testing.assert_close(first, gradients[0], rtol=1e-5, atol=1e-5)
+    assert not second.any()
+    assert reducer.compressor.contraction_bound(layer) == 1
 
 
 def test_weights_of_zero_may_hide_a_gradient() -> None:

@@ -206,13 +206,6 @@ def test_fully_connected_layers(gamma: float, pow2: bool) -> None:
         a = kept.clone()
 
 
-@pytest.mark.parametrize("count", [100, 1000])
-def test_a_flat_gradient_is_sent_although_its_mean_rounds_above_it(count: int) -> None:
-    layer = dataclasses.replace(LINEAR, shape=(count // 10, 10), numel=count)
-    x = torch.full((count,), 0.1)
-    assert torch.equal(Hylo(min_numel=1).encode(x, layer, step_at(0)).to_dense(), x)
-
-
 def test_what_would_never_send_is_refused() -> None:
     with pytest.raises(OptionError, match=r"hylo: gamma=1.05"):
         Hylo(gamma=1.05)
@@ -222,14 +215,19 @@ def test_what_would_never_send_is_refused() -> None:
         Hylo(shared_threshold=True, decode="mean_selected")
 
 
-def test_mean_selected_has_the_smaller_error() -> None:
+def test_what_a_threshold_sends() -> None:
     x = gradient(LINEAR, 0, 0)
     plain = Hylo(min_numel=1, decode="threshold").encode(x, LINEAR, step_at(0)).to_dense()
-    better = Hylo(min_numel=1).encode(x, LINEAR, step_at(0)).to_dense()
+    better = Hylo(min_numel=1).encode(x, LINEAR, step_at(0)).to_dense()  # the mean of what is selected
     assert float((x - better).norm()) < float((x - plain).norm())
     assert torch.equal(better != 0, plain != 0)
-    zeros = Hylo(min_numel=1, decode="mean_selected").encode(torch.zeros(600), LINEAR, step_at(0))
-    assert zeros.nbytes == 24
+    assert Hylo(min_numel=1, decode="mean_selected").encode(torch.zeros(600), LINEAR, step_at(0)).nbytes == 24
+    fixed = Hylo(min_numel=1, threshold=0.5).encode(x, LINEAR, step_at(0)).to_dense()  # as in MXNet
+    assert torch.equal(fixed, torch.where(x >= 0.5, 0.5, torch.where(x <= -0.5, -0.5, 0)))
+    for count in (100, 1000):  # the mean of a flat gradient rounds above it
+        layer = dataclasses.replace(LINEAR, shape=(count // 10, 10), numel=count)
+        flat = torch.full((count,), 0.1)
+        assert torch.equal(Hylo(min_numel=1).encode(flat, layer, step_at(0)).to_dense(), flat)
 
 
 def test_a_heavy_tail_does_not_wait_for_ever() -> None:
@@ -244,12 +242,6 @@ def test_a_heavy_tail_does_not_wait_for_ever() -> None:
         waiting[decode] = float(reducer.state_dict()["residuals"][0].norm() / x.norm())
     assert waiting["auto"] < 2
     assert waiting["threshold"] > 20
-
-
-def test_a_fixed_threshold_is_mxnets() -> None:
-    x = gradient(LINEAR, 0, 0)
-    sent = Hylo(min_numel=1, threshold=0.5).encode(x, LINEAR, step_at(0)).to_dense()
-    assert torch.equal(sent, torch.where(x >= 0.5, 0.5, torch.where(x <= -0.5, -0.5, 0)))
 
 
 def test_a_shared_threshold_rides_a_ring_with_the_sum_of_what_each_rank_coded() -> None:

@@ -25,9 +25,12 @@ def test_kinds_axes_and_positions() -> None:
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ConvTranspose1d(8, 4, 3), nn.LayerNorm(4), nn.Linear(4, 2)
     )
     assert layers_of(nn.RMSNorm(4))[0].kind == "norm"
+    assert layers_of(nn.EmbeddingBag(7, 5))[0].kind == "embedding"
+    assert [layer.position for layer in layers_of(nn.Linear(2, 2))] == [0, 0]  # one module lies at the input
+    assert layers_of(nn.Identity()) == []
     layers = layers_of(model)
     assert [layer.kind for layer in layers] == [
-        *("conv", "bias", "norm", "norm", "conv", "bias", "norm", "norm", "linear", "bias"),
+        *("conv", "bias", "norm", "norm", "conv", "bias", "norm", "norm", "linear", "bias")
     ]
     assert [layer.filter_axis for layer in layers] == [0, None, None, None, 1, None, None, None, None, None]
     assert [layer.id for layer in layers] == list(range(10))
@@ -90,10 +93,6 @@ def test_a_transformer_of_torch() -> None:
     assert [layer.kind for layer in layers_of(apart)] == ["attention"] * 3 + ["bias"] * 3 + ["attention", "bias"]
 
 
-def test_an_embedding_bag_is_an_embedding() -> None:
-    assert layers_of(nn.EmbeddingBag(7, 5))[0].kind == "embedding"
-
-
 def test_sparse_gradients_are_found_where_they_are_trained() -> None:
     model = nn.ModuleDict({"dense": nn.Embedding(3, 2), "bag": nn.EmbeddingBag(3, 2, sparse=True)})
     assert sparse_gradients(model) == (
@@ -102,9 +101,3 @@ def test_sparse_gradients_are_found_where_they_are_trained() -> None:
     )
     model["bag"].requires_grad_(False)
     assert sparse_gradients(model) is None
-
-
-def test_a_model_of_one_module_lies_at_the_input() -> None:
-    assert [layer.position for layer in layers_of(nn.Linear(2, 2))] == [0, 0]
-    assert layers_of(nn.Identity()) == []
-    assert torch.is_tensor(layers_of(nn.Linear(2, 2))[0].weight)

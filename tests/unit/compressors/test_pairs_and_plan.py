@@ -7,9 +7,9 @@ from torch import nn
 
 from bench.launch.layer_plan import planned_layers
 from collectives.allreduce import Allgather, Native, Ring
-from collectives.options import Incompatible, build, incompatibility
+from collectives.options import Incompatible, Options, build, incompatibility
 from collectives.server import Server
-from compressors.base import Compressor
+from compressors.base import Compressor, PerLayer
 from compressors.floats import NoCompression, NonZeroRows
 from compressors.group_topk import GroupTopK
 from compressors.hylo import Hylo
@@ -89,3 +89,8 @@ def test_a_server_keeps_what_its_answers_lose_only_where_that_stays_bounded(comp
     if reason:
         assert "is no contraction with these options; use " in reason
         assert "downlink=dense or downlink=union" in reason
+
+
+def test_an_author_meets_at_most_thirteen_members() -> None:
+    members = {name for cls in (PerLayer, Compressor) for name in vars(cls) if not name.startswith("_")}
+    assert len(members - set(dir(Options))) <= 13

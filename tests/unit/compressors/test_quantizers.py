@@ -22,16 +22,11 @@ from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on
 
 LAYER = layers_of_shapes((40, 50))[0]
 
-UNBIASED: list[tuple[str, Compressor]] = [
-    ("qsgd-2-l2", Qsgd(bits=2, block_numel=64)),
-    ("qsgd-4-l2", Qsgd()),
-    ("qsgd-4-max", Qsgd(norm="max", block_numel=100)),
-    ("qsgd-8-l2", Qsgd(bits=8)),
-    ("natural-8", Natural()),
-    ("natural-4", Natural(bits=4, block_numel=128)),
-    ("terngrad", TernGrad(clip_sigmas=0)),
-    ("int8", Int8(rounding="stochastic")),
+BOUNDED: list[Compressor] = [
+    *(Qsgd(bits=2, block_numel=64), Qsgd(), Qsgd(norm="max", block_numel=100), Qsgd(bits=8)),
+    *(Natural(), Natural(bits=4, block_numel=128)),
 ]
+UNBIASED = [*BOUNDED, TernGrad(clip_sigmas=0), Int8(rounding="stochastic")]
 
 
 def draws(compressor: Compressor, x: torch.Tensor, count: int) -> torch.Tensor:
@@ -40,8 +35,8 @@ def draws(compressor: Compressor, x: torch.Tensor, count: int) -> torch.Tensor:
     return torch.stack(rows).double()
 
 
-@pytest.mark.parametrize(("name", "compressor"), UNBIASED, ids=[name for name, _ in UNBIASED])
-def test_the_mean_of_many_draws_is_the_gradient(name: str, compressor: Compressor) -> None:
+@pytest.mark.parametrize("compressor", UNBIASED, ids=str)
+def test_the_mean_of_many_draws_is_the_gradient(compressor: Compressor) -> None:
     """20 values, 100 times each, 300 draws: every value's mean of 30 000 lies within 4.5 standard errors.
 
     For an unbiased quantiser, this holds for all 20 together with a probability of 99.98 %; the seeds are fixed.
@@ -82,8 +77,8 @@ def test_of_all_random_numbers_as_many_round_up_as_the_value_is_over(
     assert abs(int((packed == upper).sum()) - share * numel) <= 0.51  # half a count, and the rounding of x
 
 
-@pytest.mark.parametrize(("name", "compressor"), UNBIASED[:6], ids=[name for name, _ in UNBIASED[:6]])
-def test_the_variance_stays_within_its_bound(name: str, compressor: Any) -> None:
+@pytest.mark.parametrize("compressor", BOUNDED, ids=str)
+def test_the_variance_stays_within_its_bound(compressor: Any) -> None:
     for index in range(3):
         x = gradient(LAYER, index, 0)
         error = (draws(compressor, x, 60) - x).square().sum(1).mean()
@@ -113,12 +108,15 @@ def test_bits_per_element_and_nothing_but_scales_beside_them(compressor: Compres
 
 
 @pytest.mark.parametrize("magnitude", [1e-38, 1e-44, 1e30, 3e38])
-@pytest.mark.parametrize(("name", "compressor"), UNBIASED, ids=[name for name, _ in UNBIASED])
-def test_extreme_magnitudes_stay_finite(name: str, compressor: Compressor, magnitude: float) -> None:
+@pytest.mark.parametrize("compressor", UNBIASED, ids=str)
+def test_extreme_magnitudes_stay_finite(compressor: Compressor, magnitude: float) -> None:
     x = torch.linspace(-1, 1, LAYER.numel).mul(magnitude)
     sent = compressor.encode(x, LAYER, step_at(0)).to_dense()
     assert bool(torch.isfinite(sent).all())
-    assert float(sent.abs().max()) <= 2.0 * magnitude * (5 if "l2" in name else 1.001) + 1e-44
+    assert (
+        float(sent.abs().max())
+        <= 2.0 * magnitude * (5 if compressor.option_texts().get("norm") == "l2" else 1.001) + 1e-44
+    )
 
 
 def test_int8_rounds_to_the_nearest_level_of_each_block() -> None:
@@ -246,14 +244,6 @@ def test_twobits_default_threshold_is_mxnets_for_the_mean_over_a_batch() -> None
     summed = TwoBit(threshold=0.5).encode(per_sample * batch, layer, step_at(0)).to_dense()
     mean = TwoBit().encode(per_sample, layer, step_at(0)).to_dense()
     assert torch.equal(mean, summed / batch)
-
-
-def test_twobit_golden_byte() -> None:
-    layer = layers_of_shapes((4,))[0]
-    payload = TwoBit(threshold=0.25).encode(torch.tensor([0.25, -0.25, 0.0, 0.3]), layer, step_at(0))
-    assert isinstance(payload, Codes)
-    assert payload.packed.tolist() == [0xE3]
-    assert payload.scales.tolist() == [0.25]
 
 
 def test_fp16_leaves_room_for_the_sum() -> None:

@@ -65,27 +65,27 @@ def trained(compressor: NonZeroRows | NoCompression, collective: str, ranks: int
 
 @pytest.mark.parametrize(
     ("collective", "ranks"),
-    [("allgather", 2), ("allgather", 3), ("server", 3), ("server:downlink=union", 3), ("ring", 2), ("pool", 3)],
+    [
+        ("allgather", 2),
+        ("allgather", 3),
+        ("server", 3),
+        ("server:downlink=union", 3),
+        ("ring", 2),
+        ("ring", 3),
+        ("pool", 3),
+    ],
 )
-def test_a_training_is_that_without_compression_bit_for_bit(collective: str, ranks: int) -> None:
-    sparse, nbytes, _ = trained(NonZeroRows(), collective, ranks)
+def test_a_training_is_that_without_compression_at_the_bytes_of_its_rows(collective: str, ranks: int) -> None:
+    """Parts of a longer ring end between rows, so another rank may begin the sum of an element."""
+    sparse, nbytes, of_rows = trained(NonZeroRows(), collective, ranks)
     dense, dense_nbytes, _ = trained(NoCompression(), collective, ranks)
-    assert torch.equal(sparse, dense)
+    if (collective, ranks) == ("ring", 3):
+        torch.testing.assert_close(sparse, dense, rtol=1e-5, atol=1e-6)
+    else:
+        assert torch.equal(sparse, dense)
     if collective not in ("server", "pool"):  # which answer with all elements
         assert nbytes <= dense_nbytes / 20
-
-
-def test_on_a_longer_ring_only_roundings_differ() -> None:
-    """Parts of a ring end between rows, so another rank may begin the sum of an element."""
-    sparse, nbytes, _ = trained(NonZeroRows(), "ring", 3)
-    dense, dense_nbytes, _ = trained(NoCompression(), "ring", 3)
-    torch.testing.assert_close(sparse, dense, rtol=1e-5, atol=1e-6)
-    assert nbytes <= dense_nbytes / 20
-
-
-def test_counted_bytes_are_those_of_the_rows_that_are_not_zero() -> None:
-    _, nbytes, of_rows = trained(NonZeroRows(), "allgather", 2)
-    assert nbytes == of_rows
+    assert nbytes == of_rows or (collective, ranks) != ("allgather", 2)
 
 
 @pytest.mark.parametrize("nonzero", [0, 1, 37, 500])

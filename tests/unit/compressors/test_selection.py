@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressors.kernels.selection import LONGEST_GROUP, kth_largest, reaching, select_groups, top_k
+from compressors.kernels.selection import (
+    INFINITE,
+    LONGEST_GROUP,
+    kth_largest,
+    level_bits,
+    reaching,
+    select_groups,
+    top_k,
+)
 from compressors.sparse import num_kept
 
 
@@ -65,10 +75,15 @@ def test_positions(numel: int) -> None:
 
 def test_kept_entries_are_rounded_half_up() -> None:
     """Float products are inexact: 100 * 0.07 is above 7, 100 * 0.29 below 29."""
-    assert num_kept(0.07, 100) == 7
-    assert num_kept(0.29, 100) == 29
-    assert num_kept(0.5, 5) == 3
-    assert num_kept(0.01, 10) == 1
-    assert num_kept(1.0, 13) == 13
-    assert num_kept(0.01, 0) == 0
-    assert num_kept(0.01, 256) == 3
+    given = [(0.07, 100), (0.29, 100), (0.5, 5), (0.01, 10), (1.0, 13), (0.01, 0), (0.01, 256)]
+    assert [num_kept(ratio, numel) for ratio, numel in given] == [7, 29, 3, 1, 13, 0, 3]
+
+
+@pytest.mark.parametrize("level", [0.0, -0.0, 1.0, 1 / 3, 1e-45, 1e-50, 3.4028235e38, 1e39, math.inf, -math.inf, -1.0])
+def test_bits_of_a_level_are_those_of_the_nearest_fp32(level: float) -> None:
+    nearest = torch.tensor(max(level, 0.0), dtype=torch.float32).abs()
+    assert level_bits(level) == int(nearest.view(torch.int32))
+
+
+def test_nan_counts_as_infinite() -> None:
+    assert level_bits(math.nan) == level_bits(math.inf) == INFINITE

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from collectives.kernels.library import serving
 from collectives.options import OptionError, build
-from collectives.payloads import Dense, Sparse, SparseCodes, unpack
+from collectives.payloads import SparseCodes, unpack
 from collectives.payloads.codec.value_codes import VALUE_CODINGS, ValueCoding, block_length, decode_values
 from compressors.base import Compressor
 from compressors.group_topk import GroupTopK
@@ -77,17 +77,18 @@ def test_sigma_does_not_beat_one_bit_per_value_on_heavy_tails() -> None:
 
 
 @each_coding
-@pytest.mark.parametrize("name", DRAWN)
-def test_is_a_contraction(name: str, coding: ValueCoding) -> None:
-    x = DRAWN[name].view(-1)
-    before, after = x.double().square().sum(), (x - sent(x, coding).to_dense()).double().square().sum()
-    assert float(after / before) < 1 - 0.5 * KEPT / CHUNK
-
-
-@each_coding
-def test_one_magnitude_per_block_arrives_as_it_is(coding: ValueCoding) -> None:
+def test_hard_values(coding: ValueCoding) -> None:
     signs = torch.where(torch.arange(1000) % 3 == 0, -1.0, 1.0)
     assert torch.equal(code_values(0.25 * signs, coding, block_length(coding, 1000, 10**5)).arrived, 0.25 * signs)
+    arrived = code_values(torch.tensor([torch.inf, -torch.inf, torch.nan, 3.4e38]), coding, 40).arrived
+    assert arrived.isfinite().all()
+    assert torch.equal(arrived.sign(), torch.tensor([1.0, -1.0, 1.0, 1.0]))
+    assert (arrived.abs() >= 0.99 * LARGEST_BF16).all()
+    arrived = code_values(torch.tensor([-0.0, 0.0, 1.0, -1e-45, -1e-30]), coding, 40).arrived
+    assert not arrived[arrived == 0].signbit().any()
+    payload = sent(torch.zeros(2 * CHUNK), coding)
+    assert (payload.num_entries, payload.nbytes, payload.pack().numel()) == (0, 24, 24)
+    assert not unpack(payload.pack()).to_dense().any()
 
 
 def test_of_two_magnitudes_both_arrive_wherever_they_lie() -> None:
@@ -104,21 +105,6 @@ def test_few_values(count: int, coding: ValueCoding) -> None:
     arrived = code_values(values, coding, 40).arrived
     most = 1.0 if (coding, count) == ("sigma", 2) else 0.3  # two values always lie in one level of sigma
     assert float((values - arrived).square().sum()) < most * float(values.square().sum())
-
-
-@each_coding
-def test_what_is_not_finite_or_too_large_saturates(coding: ValueCoding) -> None:
-    values = torch.tensor([torch.inf, -torch.inf, torch.nan, 3.4e38])
-    arrived = code_values(values, coding, 40).arrived
-    assert arrived.isfinite().all()
-    assert torch.equal(arrived.sign(), torch.tensor([1.0, -1.0, 1.0, 1.0]))
-    assert (arrived.abs() >= 0.99 * LARGEST_BF16).all()
-
-
-@each_coding
-def test_no_negative_zero_arrives(coding: ValueCoding) -> None:
-    arrived = code_values(torch.tensor([-0.0, 0.0, 1.0, -1e-45, -1e-30]), coding, 40).arrived
-    assert not arrived[arrived == 0].signbit().any()
 
 
 @each_coding
@@ -140,32 +126,6 @@ def test_positions_and_bytes_survive(numel: int, group_size: int, ratio: float, 
         assert message.numel() == payload.nbytes == compressor.expected_nbytes(layer)
         if isinstance(compressor, GroupTopK):
             assert torch.equal(again.positions, floats.positions)  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("values", VALUE_CODINGS)
-def test_zeros_are_a_header(values: str) -> None:
-    payload = sent(torch.zeros(2 * CHUNK), values)
-    assert (payload.num_entries, payload.nbytes, payload.pack().numel()) == (0, 24, 24)
-    assert not unpack(payload.pack()).to_dense().any()
-
-
-def test_at_one_percent_less_than_half_the_bytes_of_fp16() -> None:
-    (layer,) = layers_of_shapes((11_173_962,))
-    floats = GroupTopK(values="floats").expected_nbytes(layer)
-    assert GroupTopK(values="two_magnitudes").expected_nbytes(layer) <= 0.41 * floats
-
-
-def test_sums_and_slices_are_in_bf16() -> None:
-    payloads = [sent(DRAWN[name][:4], "two_magnitudes") for name in ("normal", "t3")]
-    total = payloads[0].add(payloads[1])
-    assert isinstance(total, Sparse)
-    assert torch.equal(total.values, (payloads[0].to_dense() + payloads[1].to_dense())[total.indices].bfloat16())
-    dense = payloads[0].add(Dense(torch.ones(4 * CHUNK, dtype=torch.bfloat16)))
-    assert isinstance(dense, Dense)
-    assert dense.values.dtype == torch.bfloat16
-    parts = [payloads[0].slice(start, stop) for start, stop in itertools.pairwise([0, 1, 5000, 5000, 4 * CHUNK])]
-    assert torch.equal(torch.cat([part.to_dense() for part in parts]), payloads[0].to_dense())
-    assert {part.values.dtype for part in parts} == {torch.bfloat16}  # type: ignore[attr-defined]
 
 
 def test_codes_have_no_value_dtype() -> None:

@@ -1,4 +1,4 @@
-"""Clusters: a user's texts become the intended figures or an error message; no namespace is created."""
+"""Clusters and traces: a user's texts become the intended figures or an error message; no namespace is created."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from bench.core.config.run import RanksConfig
 from bench.core.errors import UsageError
-from bench.hosts.cluster import Cluster, HostLink
+from bench.hosts.cluster import Cluster, HostLink, Trace
 from bench.hosts.cluster_options import PRESETS, cluster_from_options, cluster_from_toml
 
 EDGE = """
@@ -42,10 +42,6 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_without_link_options_there_are_no_virtual_hosts() -> None:
-    assert requested() is None
-
-
 def test_bandwidth_sets_both_directions_of_every_host() -> None:
     cluster = requested(hosts=3, ranks_per_host=2, bandwidth="100mbit")
     assert cluster is not None
@@ -53,6 +49,7 @@ def test_bandwidth_sets_both_directions_of_every_host() -> None:
     assert {(host.uplink_bps, host.downlink_bps) for host in cluster.hosts} == {(100e6, 100e6)}
     assert (cluster.world_size, cluster.is_uniform, cluster.wire_headers) == (6, True, "exact")
     assert [cluster.address(index) for index in range(3)] == ["10.77.0.1", "10.77.0.2", "10.77.0.3"]
+    assert cluster.describe() == ["3 hosts, each: up 100 Mbit/s, down 100 Mbit/s"]
 
 
 def test_options_replace_figures_of_a_preset() -> None:
@@ -61,13 +58,11 @@ def test_options_replace_figures_of_a_preset() -> None:
     host = cluster.hosts[0]
     assert (host.uplink_bps, host.downlink_bps, host.latency_s) == (20e6, PRESETS["wifi"].downlink_bps, 0.0)
     assert not any(host.impaired for host in cluster.hosts)
-
-
-@pytest.mark.parametrize("name", sorted(PRESETS))
-def test_every_preset_makes_a_cluster(name: str) -> None:
-    cluster = requested(hosts=2, network=name)
-    assert cluster is not None
-    assert cluster.hosts[0].uplink_bps == PRESETS[name].uplink_bps
+    for name, preset in PRESETS.items():
+        cluster = requested(hosts=2, network=name)
+        assert cluster is not None
+        assert cluster.hosts[0].uplink_bps == preset.uplink_bps
+    assert requested() is None  # no link, no virtual hosts
 
 
 def test_a_file_describes_uneven_hosts(tmp_path: Path) -> None:
@@ -80,28 +75,17 @@ def test_a_file_describes_uneven_hosts(tmp_path: Path) -> None:
     assert tuple(cluster.columns().values())[:-1] == (20e6, 50e6, None, 0.005, 0.001, 0.01, 0.5)
     assert (cluster.ranks_per_host, cluster.is_uniform) == (2, False)
     assert [host.impaired for host in cluster.hosts] == [False, False, False, True]
+    assert cluster.describe()[3] == (
+        "edge: up 20 Mbit/s, down 50 Mbit/s, latency 5 ms +- 1 ms, loss 0.01, runs 50% of the time"
+    )
+    assert cluster.columns()["cluster_digest"] == "476c044920"  # traces, which came later, have not changed it
+    assert Cluster.from_dict(json.loads(json.dumps(cluster.to_dict()))) == cluster
 
 
 def test_unnamed_hosts_are_numbered_by_place(tmp_path: Path) -> None:
     cluster = cluster_from_toml(write(tmp_path, '[[host]]\ncount = 2\n[[host]]\nnetwork = "1gbe"\n'))
     assert [host.name for host in cluster.hosts] == ["host0", "host1", "host2"]
     assert [host.uplink_bps for host in cluster.hosts] == [None, None, 1e9]
-
-
-def test_a_cluster_survives_json(tmp_path: Path) -> None:
-    cluster = cluster_from_toml(write(tmp_path, EDGE))
-    values = cluster.to_dict()
-    assert json.loads(json.dumps(values)) == values
-    assert Cluster.from_dict(values) == cluster
-
-
-def test_describe_is_short_for_equal_hosts_and_complete_for_others(tmp_path: Path) -> None:
-    uniform = requested(hosts=4, bandwidth="100mbit")
-    assert uniform is not None
-    assert uniform.describe() == ["4 hosts, each: up 100 Mbit/s, down 100 Mbit/s"]
-    assert cluster_from_toml(write(tmp_path, EDGE)).describe()[3] == (
-        "edge: up 20 Mbit/s, down 50 Mbit/s, latency 5 ms +- 1 ms, loss 0.01, runs 50% of the time"
-    )
 
 
 @pytest.mark.parametrize(
@@ -204,11 +188,51 @@ def test_traces_stand_in_the_place_of_rates(tmp_path: Path) -> None:
     assert Cluster.from_dict(json.loads(json.dumps(cluster.to_dict()))) == cluster
 
 
-def test_clusters_without_traces_keep_their_digest(tmp_path: Path) -> None:
-    assert cluster_from_toml(write(tmp_path, EDGE)).columns()["cluster_digest"] == "476c044920"
-
-
 def test_a_trace_too_slow_is_refused(tmp_path: Path) -> None:
     (tmp_path / "slow").write_text("1000\n", encoding="ascii")
     with pytest.raises(UsageError, match=r"uplink by slow \(.*\), 12.1 kbit/s on average, is not possible"):
         requested(hosts=2, bandwidth_trace=str(tmp_path / "slow"))
+
+
+def test_a_trace_is_its_opportunities(tmp_path: Path) -> None:
+    trace = Trace.of(write(tmp_path, "0\n5\n5\n\t10 \n"))
+    assert list(trace.opportunities()) == [0, 5, 5, 10]
+    assert trace.mean_bps == pytest.approx(4 * 1514 * 8 / 10e-3)
+    assert trace.label == f"edge.toml ({trace.digest})"
+
+
+def test_the_digest_is_that_of_what_it_says(tmp_path: Path) -> None:
+    digests = [Trace.of(write(tmp_path, text)).digest for text in ("1\n2\n", "1\r\n2", "\ufeff1\n2\n", "1\n3\n")]
+    assert digests[0] == digests[1] == digests[2] != digests[3]
+
+
+def test_a_trace_that_changed_meanwhile_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "1\n")
+    trace = Trace.of(path)
+    path.write_text("2\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="has changed since the run was configured"):
+        trace.opportunities()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "needs a line with a millisecond above 0"),
+        ("0\n0\n", "needs a line with a millisecond above 0"),
+        ("1\nfast\n", "line 2: 'fast' is not a delivery opportunity"),
+        ("2\n1\n", "line 2: '1' is not a delivery opportunity; .* none smaller than the number before"),
+        ("1.5\n", "line 1: '1.5' is not"),
+        ("-1\n", "line 1: '-1' is not"),
+        ("1\n\n2\n", "line 2: '' is not"),
+        ("9" * 5000, "line 1: '99999999999999999999' is not"),
+        ("1073741825\n", "is not a delivery opportunity"),
+        ("²\n", "it holds more than numbers"),
+        ("é\n", "it holds more than numbers"),
+    ],
+)
+def test_what_is_no_trace_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence) as caught:
+        Trace.of(write(tmp_path, text))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError):
+        Trace.of(tmp_path)

@@ -154,15 +154,11 @@ def test_losses_are_each_for_itself_and_repeat_with_the_seed(net: MakeNet) -> No
     assert lost(pair, 150) == second
 
 
-def test_a_loss_of_almost_all_frames_is_not_none_of_them(net: MakeNet) -> None:
+def test_almost_all_frames_are_lost_where_that_was_asked_for_but_address_resolution_never(net: MakeNet) -> None:
     pair = net(HostLink(name="lossy", loss=1 - 1e-12), PLAIN)
     for number in range(20):
         pair.send(0, ethernet_address(1), number)
     assert pair.counted(0, 20) == FrameCounts(forwarded=0, lost=20, dropped=0)
-
-
-def test_address_resolution_is_not_lost(net: MakeNet) -> None:
-    pair = net(HostLink(name="lossy", loss=0.9), PLAIN)
     for number in range(20):
         pair.send(0, EVERYBODY, number, kind=ADDRESS_RESOLUTION)
     assert [pair.receive(1) for _ in range(20)] == list(range(20))

@@ -18,7 +18,7 @@ from bench.train.data import Batches
 from collectives.recoding import EVERY_RANK
 from tests.testing.configs import make_config
 from tests.testing.local_steps import Rank, run_local
-from tests.unit.compressors.test_local_steps import drift, network
+from tests.unit.gradwire.local.test_exchange import drift, network
 
 DATASET = spec.build("datasets", "digits")
 TRAIN = Samples(

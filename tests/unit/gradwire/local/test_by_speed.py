@@ -12,10 +12,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from collectives.options import OptionError
 from gradwire.local import by_speed
 from gradwire.local.by_speed import FIRST_STEPS, LocalStepsBySpeed, planned_steps
-from gradwire.local.options import LocalOptions
 from tests.testing.local_steps import Rank, Scalars, flat, run_local
 
 
@@ -142,29 +140,3 @@ def test_a_saved_state_goes_on_bit_for_bit(clock: Clock) -> None:
     resumed = run_local(lambda: Scalars(0.0), lambda rank: work(rank, stops=True), **options)
     assert [each[0] for each in plain] == [each[0] for each in resumed]
     assert torch.equal(plain[0][1], resumed[1][1])
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"steps": "auto", "fragments": 2}, "and fragments=2 needs equal ones; use fragments=1 or a number of steps"),
-        ({"steps": "auto", "delay": 1}, "and delay=1 needs equal ones; use delay=0 or"),
-        ({"steps": "auto", "preset": "post_local"}, "and start_after=100 needs equal ones; use start_after=0 or"),
-        ({"steps": "auto", "average": "senders"}, "and average=senders needs equal ones; use average=ranks or"),
-        ({"steps": "auto", "clip": "median"}, "and clip=median needs equal ones; use clip=none or"),
-        ({"seconds": 3.0}, "local: seconds=3 is for steps=auto; add that, or leave out seconds"),
-        ({"steps": "auto", "seconds": 0}, "seconds=0 is not possible"),
-        ({"steps": "some"}, "steps=some is not possible"),
-    ],
-    ids=str,
-)
-def test_impossible_options(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(OptionError) as raised:
-        LocalOptions(**options)
-    assert sentence in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-def test_a_preset_takes_auto() -> None:
-    assert LocalOptions.from_text({"preset": "diloco", "steps": "auto", "seconds": "5"}).steps == "auto"
-    assert LocalOptions.from_text({"steps": "12"}).interval == 12

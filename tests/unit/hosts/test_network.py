@@ -1,13 +1,15 @@
-"""Shaping: the commands given to the kernel, as text; tests/hosts checks their effect."""
+"""Commands given to the kernel, as text, and its congestion control; tests/hosts checks their effect."""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from bench.hosts import network
 from bench.hosts.cluster import Cluster, HostLink
+from bench.hosts.network import CONGESTION_CONTROL, _write, congestion_warnings
 
 FRAME = 1514
 
@@ -28,26 +30,30 @@ def test_burst(rate_bps: float, real_frames: bool, burst: int) -> None:
     assert network.burst_bytes(rate_bps, real_frames=real_frames) == burst
 
 
-def test_a_rate_alone_is_one_token_bucket_with_a_queue_of_200_ms() -> None:
-    host = HostLink(name="a", uplink_bps=100e6)
-    assert [" ".join(command) for command in network.uplink_commands("eth0", host, real_frames=True)] == [
-        "tc qdisc add dev eth0 root handle 1: tbf rate 100000000bit burst 4542 limit 2504542"
-    ]
-    assert network.rate_commands("port0", host.downlink_bps, real_frames=True) == []
-
-
-def test_delay_and_loss_sit_below_the_rate_with_room_for_what_is_under_way() -> None:
-    host = HostLink(name="a", uplink_bps=10e6, downlink_bps=10e6, latency_s=0.1, loss=0.001)
-    commands = [" ".join(command) for command in network.uplink_commands("eth0", host, real_frames=True)]
-    assert commands[1] == ("tc qdisc add dev eth0 parent 1:1 handle 10: netem limit 348 delay 100000us loss 0.100000%")
-    assert len(network.rate_commands("port0", host.downlink_bps, real_frames=True)) == 1
-
-
-def test_delay_without_a_rate_is_the_root() -> None:
-    host = HostLink(name="a", latency_s=0.002)
-    assert [" ".join(command) for command in network.uplink_commands("eth0", host, real_frames=False)] == [
-        "tc qdisc add dev eth0 root handle 10: netem limit 100000 delay 2000us"
-    ]
+@pytest.mark.parametrize(
+    ("link", "real_frames", "commands"),
+    [
+        # a token bucket with a queue of 200 ms
+        ({"uplink_bps": 100e6}, True, ["root handle 1: tbf rate 100000000bit burst 4542 limit 2504542"]),
+        # delay and loss sit below the rate, with room for what is under way
+        (
+            {"uplink_bps": 10e6, "downlink_bps": 10e6, "latency_s": 0.1, "loss": 0.001},
+            True,
+            [
+                "root handle 1: tbf rate 10000000bit burst 3028 limit 253028",
+                "parent 1:1 handle 10: netem limit 348 delay 100000us loss 0.100000%",
+            ],
+        ),
+        # without a rate, the delay is the root
+        ({"latency_s": 0.002}, False, ["root handle 10: netem limit 100000 delay 2000us"]),
+    ],
+)
+def test_commands_of_an_uplink(link: dict[str, float], real_frames: bool, commands: list[str]) -> None:
+    host = HostLink(name="a", **link)  # type: ignore[arg-type]
+    made = [" ".join(command) for command in network.uplink_commands("eth0", host, real_frames=real_frames)]
+    assert made == [f"tc qdisc add dev eth0 {command}" for command in commands]
+    downlink = network.rate_commands("port0", host.downlink_bps, real_frames=real_frames)
+    assert len(downlink) == (host.downlink_bps is not None)
 
 
 @pytest.mark.parametrize(("rate_bps", "segmented"), [(100e6, True), (1e9, False)])
@@ -91,3 +97,22 @@ def test_of_a_forwarded_link_the_kernel_makes_the_uplinks_rate_alone() -> None:
         in lines
     )
     assert not any("veth" in line or "bridge" in line for line in lines)
+
+
+def test_the_setting_is_written_and_read_back(tmp_path: Path) -> None:
+    setting = tmp_path / "setting"
+    setting.write_text("bbr\n", encoding="ascii")
+    assert congestion_warnings(_write(setting)) == []
+    assert setting.read_text(encoding="ascii") == CONGESTION_CONTROL
+
+
+def test_a_setting_that_cannot_be_written_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = tmp_path / "setting"
+    setting.write_text("bbr\n", encoding="ascii")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    (warning,) = congestion_warnings(_write(setting))
+    assert "congestion control (bbr), as reno could not be set" in warning

@@ -173,34 +173,27 @@ def test_load_of_an_absent_set_names_the_command_and_the_alternatives(tmp_path: 
         SmallCifar10().load(tmp_path, seed=1)
 
 
-def test_a_refused_connection_names_the_reason_and_the_alternatives(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=rf"127.0.0.1:9/.*: Connection refused; .*{COMMAND}.*{ALTERNATIVES}"):
-        SmallCifar10().prepare(tmp_path)
-
-
-def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
-    silent_for = pytest.raises(DatasetError, match=r"the server was silent for 0.3 s")
-    with socket.create_server(("127.0.0.1", 0)) as silent, silent_for:
-        SmallCifar10(url=f"http://127.0.0.1:{silent.getsockname()[1]}/x.tar.gz").prepare(tmp_path)
-    assert socket.getdefaulttimeout() is None
-
-
-def test_a_server_that_stalls_in_the_middle_is_given_up(server: Server, tmp_path: Path) -> None:
+def test_a_server_that_never_answers_or_stalls_in_the_middle_is_given_up(server: Server, tmp_path: Path) -> None:
     server.stall_after = 1000
-    with pytest.raises(DatasetError, match=r"the server was silent for 0.3 s"):
-        SmallCifar10(url=server.url).prepare(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for url in (f"http://127.0.0.1:{silent.getsockname()[1]}/x.tar.gz", server.url):
+            with pytest.raises(DatasetError, match=r"the server was silent for 0.3 s"):
+                SmallCifar10(url=url).prepare(tmp_path)
+    assert socket.getdefaulttimeout() is None
     server.stall_after = None
     SmallCifar10(url=server.url).prepare(tmp_path)  # the remains of the stalled download do not matter
 
 
-def test_real_downloads_wait_ten_seconds() -> None:
-    assert (Cifar10.timeout_s, Cifar100.timeout_s) == (10, 10)
-
-
-def test_a_page_that_does_not_exist_is_named(server: Server, tmp_path: Path) -> None:
+def test_a_refused_connection_and_a_page_that_does_not_exist_are_named(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=rf"127.0.0.1:9/.*: Connection refused; .*{COMMAND}.*{ALTERNATIVES}"):
+        SmallCifar10().prepare(tmp_path)
     server.status = 404
     with pytest.raises(DatasetError, match=r"HTTP Error 404: Not Found; check the network"):
         SmallCifar10(url=server.url).prepare(tmp_path)
+
+
+def test_real_downloads_wait_ten_seconds() -> None:
+    assert (Cifar10.timeout_s, Cifar100.timeout_s) == (10, 10)
 
 
 @pytest.mark.parametrize("damage", ["one bit", "cut", "connection lost"])
@@ -268,23 +261,20 @@ def test_missing_files_are_counted(prepared: Path) -> None:
     )
 
 
-def test_a_full_disk_is_told_apart_from_the_network(server: Server, tmp_path: Path) -> None:
-    (tmp_path / f"{SmallArchive.filename}.part").symlink_to("/dev/full")
-    with pytest.raises(DatasetError, match=rf"could not be written to {tmp_path}: No space left on device; make room"):
-        SmallCifar10(url=server.url).prepare(tmp_path)
-
-
-def test_a_folder_that_cannot_be_made_is_told(server: Server, tmp_path: Path) -> None:
-    file = tmp_path / "file"
+def test_what_cannot_be_written_is_told_apart_from_the_network(server: Server, tmp_path: Path) -> None:
+    full, file, taken = tmp_path / "full", tmp_path / "file", tmp_path / "taken"
     file.touch()
-    with pytest.raises(DatasetError, match=rf"could not be written to {file}: File exists; .*--data-dir"):
-        SmallCifar10(url=server.url).prepare(file)
-
-
-def test_extraction_that_fails_is_a_disk_problem(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "cifar-10-batches-py").touch()
-    with pytest.raises(DatasetError, match=rf"could not be written to {tmp_path}: "):
-        SmallCifar10(url=server.url).prepare(tmp_path)
+    for folder in (full, taken):
+        folder.mkdir()
+    (full / f"{SmallArchive.filename}.part").symlink_to("/dev/full")
+    (taken / "cifar-10-batches-py").touch()
+    for folder, reason in (
+        (full, "No space left on device; make room"),
+        (file, "File exists; .*--data-dir"),
+        (taken, ""),  # the archive cannot be extracted
+    ):
+        with pytest.raises(DatasetError, match=rf"could not be written to {folder}: {reason}"):
+            SmallCifar10(url=server.url).prepare(folder)
 
 
 @pytest.mark.parametrize(
@@ -297,8 +287,16 @@ def test_extraction_that_fails_is_a_disk_problem(server: Server, tmp_path: Path)
         (urllib.error.URLError(OSError(errno.ENOSPC, "No space")), False),
     ],
 )
-def test_disk_errors_are_those_of_files(error: OSError, is_disk: bool) -> None:
-    assert cifar._is_disk_problem(error) is is_disk
+def test_disk_errors_are_those_of_files(
+    error: OSError, is_disk: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def download(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cifar, "download_url", download)
+    with pytest.raises(DatasetError) as told:
+        SmallCifar10().prepare(tmp_path)
+    assert ("could not be written to" in str(told.value)) is is_disk
 
 
 def test_numpys_complaint_about_the_published_files_is_not_shown(

@@ -13,10 +13,9 @@ from torch import nn
 
 from bench.models.gpt import Gpt
 from bench.models.resnet import ResNet20
-from collectives.options import Incompatible, OptionError
+from collectives.options import Incompatible
 from gradwire.local import exchange
 from gradwire.local.fragments import dealt, units_of
-from gradwire.local.options import LocalOptions
 from tests.testing.local_steps import Rank, Scalars, flat, run_local
 
 # Values of both fragments after 0 to 15 steps, by delay and alpha: every step subtracts 2, and outer_lr is 2.
@@ -397,23 +396,3 @@ def test_the_blocks_of_a_decoder_inside_a_language_model_are_blocks() -> None:
     decoder = Parts(embed=nn.Embedding(9, 4), layers=nn.ModuleList(blocks), norm=nn.LayerNorm(4))
     units = units_of(Parts(model=decoder, head=nn.Linear(4, 9)))
     assert [len(unit) for unit in units] == [1, 6, 6, 6, 2, 2]  # weights and biases
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (
-            {"steps": 10, "fragments": 3},
-            "local: fragments=3 does not divide steps=10; choose steps that are a multiple",
-        ),
-        ({"steps": 6, "fragments": 2, "delay": 3}, "local: delay=3 is not below the 3 steps between two exchanges"),
-        ({"nesterov": True}, "local: nesterov=true needs a momentum; add outer_momentum=0.9"),
-        ({"preset": "streaming", "steps": 20}, "local: delay=5 is not below the 5 steps between"),
-        ({"outer_momentum": 1.0}, "outer_momentum=1.0 is not possible"),
-    ],
-    ids=str,
-)
-def test_impossible_options(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(OptionError) as raised:
-        LocalOptions(**options)
-    assert sentence in str(raised.value)

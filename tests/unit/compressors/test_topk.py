@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
@@ -45,14 +43,9 @@ def test_every_value_becomes_the_nearest_of_a_geometric_row(numel: int) -> None:
         nearest = min(row, key=lambda magnitude, value=value: abs(abs(value) - magnitude))  # type: ignore[misc]
         assert abs(arrived) == pytest.approx(nearest, rel=1e-6)
         assert (arrived < 0) == (value < 0)
-
-
-def test_the_smallest_arrives_as_it_is_and_the_largest_nearly() -> None:
-    payload = encoded(heavy_tailed(), ratio=0.1)
-    kept = heavy_tailed()[payload.indices].abs()
-    arrived = unpack(payload.pack()).to_dense()[payload.indices].abs()
-    assert arrived[kept.argmin()] == kept.min()
-    torch.testing.assert_close(arrived[kept.argmax()], kept.max(), rtol=1e-6, atol=0)
+    arrived = unpack(payload.pack()).to_dense()[payload.indices].double().abs()
+    assert arrived[kept.abs().argmin()] == low
+    assert float(arrived[kept.abs().argmax()]) == pytest.approx(high, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -80,16 +73,3 @@ def test_zeros_are_left_out() -> None:
     assert torch.equal(payload.to_dense(), x)
     nothing = encoded(torch.zeros(100), ratio=0.1)
     assert (nothing.num_entries, nothing.nbytes, nothing.pack().numel()) == (0, 24, 24)
-
-
-def test_sums_leave_the_levels_and_lose_nothing() -> None:
-    parts = [encoded(x, ratio=0.05) for x in heavy_tailed(8000).split(4000)]
-    total = parts[0].add(parts[1])
-    assert isinstance(total, Sparse)
-    assert torch.equal(total.to_dense(), parts[0].to_dense() + parts[1].to_dense())
-
-
-def test_a_slice_holds_what_lies_between() -> None:
-    payload = encoded(heavy_tailed(), ratio=0.05)
-    pieces = [payload.slice(start, stop) for start, stop in itertools.pairwise([0, 1, 1000, 1000, 4000])]
-    assert torch.equal(torch.cat([piece.to_dense() for piece in pieces]), payload.to_dense())

@@ -1,4 +1,4 @@
-"""CompressedCommunicator: values that an optimizer sends pass through compressor and collective, and are counted."""
+"""What an optimizer sends passes through compressor and collective; the compressor also encodes a server's answers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ import torch
 
 from bench.core import registry, spec
 from collectives.base import Collective
+from collectives.payloads import Dense, Sparse
+from collectives.payloads.bundle import members
+from collectives.schedule.rounds import Key, LayerStretch
 from compressors.algc import Algc
+from compressors.base import Compressor
 from compressors.floats import NoCompression
+from compressors.group_topk import GroupTopK
+from compressors.quantizers import Qsgd
 from compressors.topk import TopK
-from gradwire.exchange.communicator import CompressedCommunicator
+from gradwire.exchange.communicator import CompressedCommunicator, CompressedSums
 from gradwire.exchange.reducer import reducer_for
-from tests.testing.compressor_cases import layers_of_shapes, step_at
+from tests.testing.compressor_cases import gradient, layers_of_shapes, step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads
 
 LAYERS = layers_of_shapes((3, 4), (5,), (1,))
-COLLECTIVES = [*sorted(set(registry.entries("collectives")) - {"hierarchical", "pool"}), "server:placement=sharded"]
+COLLECTIVES = sorted(set(registry.entries("collectives")) - {"hierarchical", "pool"})
+COLLECTIVES += ["server:placement=sharded", "server:downlink=recode"]
 
 
 def channel_on(transport: MemoryTransport, collective: str = "ring", *, topk: bool = False) -> CompressedCommunicator:
@@ -65,20 +72,6 @@ def test_tensors_of_other_shapes_than_the_layers_pass_as_well(collective: str) -
         assert torch.equal(second, torch.full((7,), 6.0))
 
 
-def test_a_maximum_is_taken_as_it_is_with_every_way_to_answer() -> None:
-    """A server does not encode values that must stay dense and positive."""
-
-    def combined(transport: MemoryTransport) -> tuple[list[torch.Tensor], int]:
-        channel = channel_on(transport, "server:downlink=recode", topk=True)
-        tensors = [tensor.abs() + 1 for tensor in tensors_of(transport.rank)]
-        channel.combine_(tensors, "sum")
-        return tensors, channel.traffic["gradient"].nbytes
-
-    for tensors, _ in run_threads(combined, 2):
-        for number, tensor in enumerate(tensors):
-            assert torch.equal(tensor, sum(tensors_of(rank)[number].abs() + 1 for rank in range(2)))
-
-
 def test_what_was_not_sent_waits_until_the_step_is_accepted() -> None:
     def exchange(transport: MemoryTransport) -> None:
         channel = channel_on(transport, "allgather", topk=True)
@@ -96,6 +89,13 @@ def test_what_was_not_sent_waits_until_the_step_is_accepted() -> None:
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
         channel.finish_step()
         assert max(channel.residual_norms().values()) > 0
+        restored = channel_on(transport, "allgather", topk=True)
+        restored.load_state_dict(channel.state_dict())
+        nexts = [tensors_of(transport.rank + 5) for _ in range(2)]
+        for each, tensors in zip((channel, restored), nexts, strict=True):
+            each.mean_(tensors)
+        assert all(torch.equal(a, b) for a, b in zip(*nexts, strict=True))
+        channel.drop()
         for update, total in zip(again, sent, strict=True):
             total += update
         for _ in range(LAYERS[0].numel):
@@ -158,27 +158,10 @@ def test_what_a_compressor_learns_from_sums_is_kept_once_the_step_is_accepted() 
     assert not any(of_other)
 
 
-def test_its_state_goes_on_where_it_was_saved() -> None:
-    def exchange(transport: MemoryTransport) -> None:
-        channel, restored = (channel_on(transport, "allgather", topk=True) for _ in range(2))
-        channel.mean_(tensors_of(transport.rank))
-        channel.finish_step()
-        restored.load_state_dict(channel.state_dict())
-        results = []
-        for each in (channel, restored):
-            tensors = tensors_of(transport.rank + 5)
-            each.mean_(tensors)
-            results.append(tensors)
-        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-    run_threads(exchange, 2)
-
-
-def test_one_rank_that_objects_is_heard_by_all() -> None:
-    assert (
-        run_threads(lambda transport: channel_on(transport).start_on_any_rank(transport.rank == 1)(), 3) == [True] * 3
-    )
-    assert run_threads(lambda transport: channel_on(transport).start_on_any_rank(False)(), 3) == [False] * 3
+@pytest.mark.parametrize("objects", [True, False])
+def test_one_rank_that_objects_is_heard_by_all(objects: bool) -> None:
+    heard = run_threads(lambda transport: channel_on(transport).start_on_any_rank(objects and transport.rank == 1)(), 3)
+    assert heard == [objects] * 3
 
 
 def test_a_flag_is_on_its_way_while_other_ranks_are_still_busy() -> None:
@@ -193,3 +176,61 @@ def test_a_flag_is_on_its_way_while_other_ranks_are_still_busy() -> None:
         return finish()
 
     assert run_threads(heard, 3) == [True] * 3
+
+
+LARGE = layers_of_shapes((100, 100), (50,), (40, 50), (300, 10))
+TOTAL = torch.cat([gradient(layer, 0, 0) for layer in (LARGE[0], LARGE[3], LARGE[1], LARGE[2])])
+KEY = (0, 3, 1, 2)  # the order in a worker's message: first the compressed layers, then the others
+
+
+def whole(key: Key) -> list[LayerStretch]:
+    return [LayerStretch(layer, 0, LARGE[layer].numel) for layer in key]
+
+
+def sums_of(compressor: Compressor) -> CompressedSums:
+    sums = CompressedSums(compressor, LARGE)
+    sums.step = step_at(0, 0, 2)
+    return sums
+
+
+def test_layers_that_the_policy_leaves_alone_come_back_as_they_are() -> None:
+    answer = sums_of(Algc(min_numel=2500)).encode(TOTAL, whole(KEY))
+    parts = members(answer, [10_000, 3000, 2050])
+    assert [type(part) for part in parts] == [Sparse, Sparse, Dense]
+    assert torch.equal(parts[2].to_dense(), TOTAL[13_000:])
+    assert all(0 < part.num_entries < 0.1 * part.numel for part in parts[:2])
+
+
+def test_a_flat_bucket_is_encoded_as_one() -> None:
+    answer = sums_of(GroupTopK(warmup_epochs=0)).encode(TOTAL[: 10_000 + 50], whole((0, 1)))
+    assert answer.numel == 10_050
+    assert answer.num_entries == 41 * 2 + 19
+
+
+def test_the_memory_of_sums_is_accepted_with_the_step_and_not_before() -> None:
+    sums, untouched = (sums_of(Algc(min_numel=2500)) for _ in range(2))
+    sums.encode(TOTAL, whole(KEY))
+    assert sums.memory.state_dict() == {}
+    sums.memory.drop()
+    sums.memory.commit()
+    assert sums.memory.state_dict() == untouched.memory.state_dict() == {}
+    sums.encode(TOTAL, whole(KEY))
+    sums.memory.commit()
+    state = sums.memory.state_dict()
+    assert state["control"].keys() == {0, 3}
+    resumed = sums_of(Algc(min_numel=2500))
+    resumed.memory.load_state_dict(state)
+    answers = [each.encode(2 * TOTAL, whole(KEY)).to_dense() for each in (sums, resumed, untouched)]
+    assert torch.equal(answers[0], answers[1])
+    assert not torch.equal(answers[0], answers[2])  # the threshold has been tracked
+
+
+def test_sums_know_how_long_layers_are() -> None:
+    assert [sums_of(GroupTopK()).numel(layer.id) for layer in LARGE] == [10_000, 50, 2000, 3000]
+
+
+def test_an_answer_is_drawn_apart_from_the_servers_own_message() -> None:
+    qsgd, layer = Qsgd(), LARGE[0]
+    sums = sums_of(qsgd)
+    own = qsgd.encode(TOTAL[:10_000], layer, sums.step)
+    assert not torch.equal(sums.encode(TOTAL[:10_000], whole((0,))).to_dense(), own.to_dense())

@@ -31,22 +31,16 @@ def assert_units(total: Payload, expected: torch.Tensor) -> None:
         assert torch.equal(unit.to_dense(), dense)
 
 
-def test_bundles_inside_are_opened() -> None:
+def test_bundles_inside_are_opened_and_on_the_wire_refused() -> None:
     inner = Bundle([Dense(torch.ones(1)), Dense(torch.ones(2))])
     bundle = Bundle([inner, Dense(torch.ones(3)), inner])
     assert [member.numel for member in bundle.payloads] == [1, 2, 3, 1, 2]
-
-
-def test_an_empty_bundle_is_refused() -> None:
-    with pytest.raises(PayloadError, match="at least one payload"):
-        Bundle([])
-
-
-def test_a_bundle_within_a_bundle_on_the_wire_is_refused() -> None:
     packed = Bundle([Dense(torch.ones(9))]).pack()
     packed[24 + 2] = Bundle.code
     with pytest.raises(PayloadError, match="cannot hold another bundle"):
         unpack(packed)
+    with pytest.raises(PayloadError, match="at least one payload"):
+        Bundle([])
 
 
 def test_a_bundle_is_what_its_members_are() -> None:
@@ -61,6 +55,9 @@ def test_a_bundle_is_what_its_members_are() -> None:
     ):
         bundle = Bundle(payloads)
         assert (bundle.elementwise, bundle.addable) == (elementwise, addable)
+    groups = GroupSparse(32, 16, 1, torch.ones(2), torch.zeros(2, dtype=torch.int64))
+    assert [Bundle([first, groups]).alignment for first in (groups, Dense(torch.ones(3)))] == [16, 35]
+    assert Bundle([Dense(torch.ones(3)), dense]).alignment == 1
 
 
 def test_elementwise_members_share_one_wire() -> None:
@@ -96,14 +93,6 @@ def test_groups_are_split_where_whole_ones_would_make_parts_uneven() -> None:
     assert borders(large, 3) == [0, 64, 128, 176]  # 1.09 times
 
 
-def test_alignment_of_a_bundle() -> None:
-    groups = GroupSparse(32, 16, 1, torch.ones(2), torch.zeros(2, dtype=torch.int64))
-    assert Bundle([groups, groups]).alignment == 16
-    assert Bundle([Dense(torch.ones(3)), Dense(torch.ones(4))]).alignment == 1
-    irregular = Bundle([Dense(torch.ones(3)), groups])
-    assert irregular.alignment == 35
-
-
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 5, 8])
 def test_members_of_a_bundle_of_ring_pieces(num_parts: int) -> None:
     """The pieces that a ring concatenates are split at the layers' borders again."""
@@ -112,37 +101,18 @@ def test_members_of_a_bundle_of_ring_pieces(num_parts: int) -> None:
     assert_units(unpack(Bundle(chunks).pack()), (a.dense + b.dense).half().float())
 
 
-def test_members_of_the_message_itself() -> None:
-    a = message(0)
-    assert_units(a.payload, a.dense)
+def test_members_of_a_message_of_its_dense_total_and_of_terms() -> None:
+    a, b, c = (message(seed) for seed in range(3))
     assert isinstance(a.payload, Bundle)
     assert members(a.payload, NUMELS)[0] is a.payload.payloads[0]
-
-
-def test_members_of_a_dense_total() -> None:
-    a = message(0)
+    assert members(a.payload, [sum(NUMELS)])[0] is a.payload
+    assert_units(a.payload, a.dense)
     assert_units(Dense(a.dense), a.dense)
-
-
-def test_members_of_terms() -> None:
-    ranks = [message(seed) for seed in range(3)]
-    expected = ranks[0].dense + ranks[1].dense + ranks[2].dense
-    assert_units(UnreducedSum([rank.payload for rank in ranks]), expected)
-
-
-def test_a_single_unit_is_the_total_itself() -> None:
-    total = message(0).payload
-    assert members(total, [sum(NUMELS)])[0] is total
-
-
-def test_units_that_do_not_fill_the_total_are_refused() -> None:
+    assert_units(UnreducedSum([a.payload, b.payload, c.payload]), a.dense + b.dense + c.dense)
     with pytest.raises(PayloadError, match="cannot be cut"):
         members(Dense(torch.ones(9)), [4, 4])
-
-
-def test_a_bundle_adds_another_kind_at_its_own_borders() -> None:
-    a, b = message(0), make("dense", sum(NUMELS), torch.float16, 1)
-    assert torch.equal(a.payload.add(b.payload).to_dense(), (a.dense + b.dense).half().float())
+    other = make("dense", sum(NUMELS), torch.float16, 1)  # another kind is added at the borders of the members
+    assert torch.equal(a.payload.add(other.payload).to_dense(), (a.dense + other.dense).half().float())
 
 
 @pytest.mark.parametrize("divisor", [1, 2, 3, 5])

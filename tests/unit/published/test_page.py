@@ -13,14 +13,7 @@ from bench.report.store import collect_runs
 from benchmarks.published.figures import SweepRuns
 from benchmarks.published.page import claims_table, origin, values_table, write_page, write_text
 from benchmarks.published.setups import LINKS, METHODS
-from benchmarks.published.summary import (
-    DENSE,
-    entries_of,
-    link_table,
-    recommendation,
-    verdicts_table,
-    write_summary,
-)
+from benchmarks.published.summary import DENSE, entries_of, link_table, recommendation, verdicts_table, write_summary
 from benchmarks.published.sweeps import PAGES, SWEEPS, keep_rows
 from benchmarks.published.systems import SYSTEMS
 from tests.testing.fake_rows import fake_row, write_runs
@@ -110,15 +103,17 @@ def test_methods_that_the_interval_does_not_tell_apart_are_named(tmp_path: Path)
     assert all(method in line for method in METHODS)
 
 
-def test_one_seed_recommends_nothing(tmp_path: Path) -> None:
-    assert "**1 Gbit/s**: fewer than 3 seeds, so nothing is recommended." in summary_of(
-        tmp_path, together(2.0, seeds=1)
-    )
-
-
-def test_where_nobody_reached_the_target_the_page_says_that(tmp_path: Path) -> None:
-    rows = [row | {"time_to_target_s": None} for row in together(2.0)]
-    assert "**1 Gbit/s**: no method reached the target with every seed" in summary_of(tmp_path, rows)
+@pytest.mark.parametrize(
+    ("seeds", "changes", "said"),
+    [
+        (1, {}, "**1 Gbit/s**: fewer than 3 seeds, so nothing is recommended."),
+        (3, {"time_to_target_s": None}, "**1 Gbit/s**: no method reached the target with every seed"),
+    ],
+)
+def test_where_rows_decide_nothing_the_page_says_why(
+    seeds: int, changes: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    assert said in summary_of(tmp_path, [row | changes for row in together(2.0, seeds)])
 
 
 def test_rows_of_the_sweep_that_have_ended_are_kept_without_columns_that_none_of_them_fills(tmp_path: Path) -> None:

@@ -1,12 +1,18 @@
-"""Augmentation: equal to a loop over images, independent per image, with its own random generator."""
+"""Samples of any data set: augmentation equals a loop over images, and subsets keep the shares of the classes."""
 
 from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
 
-from bench.datasets.base import crop_and_flip, normalise
+from bench.core import spec
+from bench.core.errors import UsageError
+from bench.datasets.base import DatasetError, Samples, crop_and_flip, normalise
 
 
 def generator(seed: int = 1) -> torch.Generator:
@@ -76,17 +82,67 @@ def test_input_and_global_generator_are_untouched_and_draws_follow_the_seed() ->
     assert not torch.equal(first, second)
 
 
-def test_normalise_is_the_formula_per_channel() -> None:
-    x = images(2)
-    mean, std = (0.1, 0.5, 0.9), (0.2, 0.3, 0.4)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_normalise_is_the_formula_per_channel_in_a_new_tensor(dtype: torch.dtype) -> None:
+    x = images(2, dtype=dtype)
+    before, mean, std = x.clone(), (0.1, 0.5, 0.9), (0.2, 0.3, 0.4)
     expected = (x.double() / 255 - torch.tensor(mean).double().view(3, 1, 1)) / torch.tensor(std).double().view(3, 1, 1)
     result = normalise(x, mean, std)
     assert result.dtype == torch.float32
-    torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_normalise_returns_a_new_tensor_even_for_float_images() -> None:
-    x = images(2, dtype=torch.float32)
-    before = x.clone()
-    normalise(x, (0.5,) * 3, (0.2,) * 3)
     assert torch.equal(x, before)
+    if dtype == torch.uint8:  # floats are scaled already
+        torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def build(text: str) -> Any:
+    return spec.build("datasets", text)
+
+
+def unbalanced_part() -> Samples:
+    labels = torch.tensor([0] * 60 + [2] * 30 + [1] * 10)[
+        torch.randperm(100, generator=torch.Generator().manual_seed(4))
+    ]
+    images = torch.arange(100, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 32, 32)
+    return Samples(inputs=images, targets=labels)
+
+
+@pytest.mark.parametrize("size", range(1, 101))
+def test_a_subset_keeps_the_shares_of_the_classes_and_the_order_and_a_split_has_all_the_others(size: int) -> None:
+    part = unbalanced_part()
+    subset = part.subset(size)
+    assert len(subset) == size
+    expected = torch.tensor([0.6, 0.1, 0.3]) * size
+    assert ((subset.targets.bincount(minlength=3) - expected).abs() <= 1).all()
+    numbers = subset.inputs[:, 0, 0, 0].long()
+    assert (numbers.diff() > 0).all()
+    assert torch.equal(part.targets[numbers], subset.targets)
+    if size < 100:
+        rest, held_out = part.split(size)
+        assert torch.equal(held_out.inputs, subset.inputs)
+        assert torch.equal(held_out.targets, subset.targets)
+        others = rest.inputs[:, 0, 0, 0].tolist()
+        assert others == sorted(set(range(100)) - set(numbers.tolist()))
+
+
+def test_smaller_subsets_lie_inside_larger_ones() -> None:
+    part = unbalanced_part()
+    chosen = [set(part.subset(size).inputs[:, 0, 0, 0].tolist()) for size in range(1, 101)]
+    assert all(smaller < larger for smaller, larger in itertools.pairwise(chosen))
+
+
+def test_sizes_are_known_without_loading_and_subsets_are_balanced(tmp_path: Path) -> None:
+    digits = build("digits")
+    train, test = digits.load(tmp_path, seed=1, train_size=100, test_size=50)
+    assert [part.targets.bincount().tolist() for part in (train, test)] == [[10] * 10, [5] * 10]
+    for sizes, message in (
+        ({"train_size": 1348}, "digits has 1347 training samples, so 1348 are not possible; ask for 1 to 1347"),
+        ({"test_size": 451}, "digits has 450 test samples, so 451 are not possible; ask for 1 to 450"),
+        ({"train_size": 0}, "digits has 1347 training samples, so 0 are not possible"),
+    ):
+        with pytest.raises(DatasetError, match=message):
+            digits.load(tmp_path, seed=1, **sizes)
+    cifar, few, synthetic = (build(text) for text in ("cifar10", "synthetic:train_size=30", "synthetic"))
+    assert cifar.resolve_sizes(None, 100) == (50_000, 100)
+    assert few.resolve_sizes(None, 5_000_000) == (30, 5_000_000)
+    with pytest.raises(UsageError, match="synthetic makes at least one test sample, so 0 are not possible"):
+        synthetic.resolve_sizes(None, 0)
