@@ -114,6 +114,7 @@ def test_a_saved_state_goes_on_bit_for_bit(rank: int, engine: str) -> None:
                 whole = made.train(range(2, 4))
             with ENGINES[engine](*pair.split(), model=network(seed=rank), resumes=state, **options) as made:
                 assert torch.equal(made.train(range(2, 4)), whole), pair
+                assert engine == "local" or made.hook.state_dict()["step"] == 4
 
 
 @engines("ddp", *SHARDED)

@@ -18,7 +18,7 @@ from collectives.allgather import Allgather
 from collectives.options import incompatibility
 from compressors.base import Compressor, PerLayer
 from gradwire import attach_fsdp, attach_reduce_scatter
-from tests.testing.ddp_scenes import message_of
+from tests.testing.ddp_scenes import loss_of, message_of
 from tests.testing.engines import (
     ENGINES,
     Fsdp,
@@ -26,7 +26,6 @@ from tests.testing.engines import (
     ReduceScatter,
     alone,
     engines,
-    loss_of,
     mesh,
     mesh_of_all,
     network,

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire import attach, attach_fsdp, attach_local, attach_reduce_scatter
-from tests.testing.ddp_scenes import LR, batch, weights
+from tests.testing.ddp_scenes import LR, loss_of, weights
 
 SHARDS = 2
 """Ranks that share a replica under `attach_fsdp`; there are two replicas."""
@@ -61,12 +61,6 @@ def mesh() -> DeviceMesh:
 @functools.cache
 def mesh_of_all() -> DeviceMesh:
     return init_device_mesh("cpu", (dist.get_world_size(),))
-
-
-def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
-    """Return the loss of a rank's batch, in the dtype of the model's parameters."""
-    x, y = batch(rank, step)
-    return nn.functional.cross_entropy(model(x), y)
 
 
 class Engine:
@@ -273,10 +267,12 @@ def engines(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("engine", marked)
 
 
-def alone(batches: Iterable[list[tuple[int, int]]], model: nn.Module | None = None) -> torch.Tensor:
+def alone(
+    batches: Iterable[list[tuple[int, int]]], model: nn.Module | None = None, momentum: float = 0.0
+) -> torch.Tensor:
     """Return the weights after training in one process, with each step's mean loss over (rank, step) pairs."""
     model = model or network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=momentum)
     for pairs in batches:
         for pair in pairs:
             (loss_of(model, *pair) / len(pairs)).backward()
