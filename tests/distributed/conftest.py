@@ -1,8 +1,9 @@
 """Tests that run on every rank, and shared memory that only one test uses.
 
 `@pytest.mark.ranks(2)`: two processes, one gloo rank each, call the test with their `rank`, and it asserts there. The
-tests of a module share one start of its ranks, until one fails. Arguments besides `rank` must be picklable parameters,
-and `folder`, an empty folder of the test that all ranks see.
+tests of a module share one start of its ranks, until one fails; a second argument of the mark gives those that have it
+a start of their own. Arguments besides `rank` must be picklable parameters, and `folder`, an empty folder of the test
+that all ranks see.
 """
 
 from __future__ import annotations
@@ -42,19 +43,20 @@ def folder() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "ranks(number): the test is called on every rank, with its `rank`")
+    config.addinivalue_line("markers", "ranks(number, apart): the test is called on every rank, with its `rank`")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests that share a start in one of pytest's parallel processes."""
     for item in items:
-        if (number := number_of_ranks(item)) and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} on {number} ranks"))
+        if (of := start_of(item)) and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} on ranks {of}"))
 
 
-def number_of_ranks(item: pytest.Item) -> int:
+def start_of(item: pytest.Item) -> tuple[Any, ...]:
+    """Return the number of ranks and what else the tests of one start have in common; nothing for other tests."""
     marker = item.get_closest_marker("ranks")
-    return 0 if marker is None else int(marker.args[0])
+    return () if marker is None else marker.args
 
 
 OUTCOMES = pytest.StashKey[str]()
@@ -63,24 +65,25 @@ OUTCOMES = pytest.StashKey[str]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    number = number_of_ranks(pyfuncitem)
-    if not number:
+    of = start_of(pyfuncitem)
+    if not of:
         return None
     if OUTCOMES not in pyfuncitem.stash:
-        start(pyfuncitem, number)
+        start(pyfuncitem, of)
     if reason := pyfuncitem.stash[OUTCOMES]:
         pytest.fail(reason, pytrace=False)
     return True
 
 
-def start(first: pytest.Function, number: int) -> None:
+def start(first: pytest.Function, of: tuple[Any, ...]) -> None:
     """Play this test and those of its module that follow, until one fails."""
+    number = of[0]
     items = [
         item
         for item in first.session.items
         if isinstance(item, pytest.Function)
         and item.module is first.module
-        and number_of_ranks(item) == number
+        and start_of(item) == of
         and OUTCOMES not in item.stash
         and not any(item.iter_markers("skip"))
     ]
