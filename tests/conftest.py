@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def cases(request: pytest.FixtureRequest) -> range:
     """Seeds of the random inputs on which native loops are compared with the reference path."""
     return range(request.config.getoption("--cases"))
+
+
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    """Yield an empty folder in memory that the test must leave empty; other programs use /dev/shm meanwhile."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+        assert not list(Path(folder).iterdir())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,4 +1,4 @@
-"""Tests that run on every rank, and shared memory that only one test uses.
+"""Tests that run on every rank.
 
 `@pytest.mark.ranks(2)`: two processes, one gloo rank each, call the test with their `rank`, and it asserts there. The
 tests of a module share one start of its ranks, until one fails; a second argument of the mark gives those that have it
@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,6 @@ from tests.testing.ranks import run_ranks
 
 Case = tuple[str, dict[str, Any]]
 """A test's function and its parameters."""
-
-
-@pytest.fixture
-def in_memory() -> Iterator[Path]:
-    """Yield an empty folder in memory that the test must leave empty; other programs use /dev/shm meanwhile."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
-        assert not list(Path(folder).iterdir())
 
 
 @pytest.fixture
