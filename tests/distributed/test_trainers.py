@@ -192,6 +192,11 @@ def test_a_handler_serves_one_model_at_a_time_and_the_next_after_it_was_closed(
         handler.close()
         accelerator.free_memory()
         assert_same_on_all_ranks(weights(network))
+    accelerator.prepare(network, optimizer)  # whose training ends with an exception
+    later = adapter.handler(accelerator, network, optimizer)
+    assert handler.hook.is_closed
+    accelerator.prepare(network, optimizer)
+    later.close()
 
 
 @trainers("lightning")
