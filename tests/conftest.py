@@ -61,6 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
         library.found = lambda: other
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Hand out short tests to parallel processes by the module; one by one, thousands would be waited for."""
     for item in items:
