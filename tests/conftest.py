@@ -61,6 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
         library.found = lambda: other
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Hand out short tests to parallel processes by the module; one by one, thousands would be waited for."""
     for item in items:
@@ -73,6 +74,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def cases(request: pytest.FixtureRequest) -> range:
     """Seeds of the random inputs on which native loops are compared with the reference path."""
     return range(request.config.getoption("--cases"))
+
+
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    """Yield an empty folder in memory that the test must leave empty; other programs use /dev/shm meanwhile."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+        assert not list(Path(folder).iterdir())
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -133,11 +142,3 @@ def planned_here(monkeypatch: pytest.MonkeyPatch) -> None:
     from bench.launch.jobs.fork_server import ForkServer
 
     monkeypatch.setattr(ForkServer, "warm_up", lambda _server, _threads: None)
-
-
-@pytest.fixture
-def in_memory() -> Iterator[Path]:
-    """Yield an empty folder in memory that the test must leave empty; other programs use /dev/shm meanwhile."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
-        assert not list(Path(folder).iterdir())

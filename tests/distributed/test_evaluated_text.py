@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -11,8 +9,8 @@ from torch.nn import functional
 
 from bench.core import spec
 from bench.datasets.base import Samples
-from bench.train.data import Evaluation, evaluate
-from tests.testing.ranks import run_ranks
+from bench.train.data import evaluate
+from tests.testing.engines import assert_same_on_all_ranks
 
 WINDOWS, CONTEXT = 101, 64  # two batches and a part of one for a single rank
 
@@ -28,18 +26,12 @@ def network() -> nn.Module:
     return model.apply(lambda module: [nn.init.normal_(p, std=0.3) for p in module.parameters(recurse=False)])
 
 
-def quality(rank: int) -> Evaluation:
-    dataset = spec.build("datasets", f"stdlib:context={CONTEXT}")
-    return evaluate(network(), [text()], dataset, torch.device("cpu"))[0]
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_any_number_of_ranks_finds_the_same(world_size: int, tmp_path: Path) -> None:
-    model, part = network(), text()
+@pytest.mark.parametrize("world_size", [pytest.param(size, marks=pytest.mark.ranks(size)) for size in (1, 2, 3)])
+def test_any_number_of_ranks_finds_the_same(rank: int, world_size: int) -> None:
+    model, part, dataset = network(), text(), spec.build("datasets", f"stdlib:context={CONTEXT}")
     with torch.no_grad():
         logits = model(part.inputs[:].long()).flatten(0, 1)
-    found = run_ranks(quality, world_size, tmp_path)
-    assert found == [found[0]] * world_size
-    targets = part.targets.flatten().long()
-    assert found[0].loss == pytest.approx(float(functional.cross_entropy(logits.double(), targets)), rel=1e-6)
-    assert found[0].accuracy == float((logits.argmax(1) == targets).double().mean())
+    found, targets = evaluate(network(), [part], dataset, torch.device("cpu"))[0], part.targets.flatten().long()
+    assert_same_on_all_ranks(torch.tensor([found.loss, found.accuracy], dtype=torch.float64))
+    assert found.loss == pytest.approx(float(functional.cross_entropy(logits.double(), targets)), rel=1e-6)
+    assert found.accuracy == float((logits.argmax(1) == targets).double().mean())

@@ -20,6 +20,8 @@ from gradwire import attach
 from tests.testing.invoke import execute, only_run
 from tests.testing.ranks import run_ranks
 
+pytestmark = pytest.mark.usefixtures("forked_here")
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_digits.py"
 SAID = re.compile(r"(\w+) on (\w+): accuracy ([\d.]+)% after 6 steps; each rank sent ([\d,]+) bytes per step")
 
@@ -122,7 +124,6 @@ def trained_by_dion(rank: int) -> dict[str, torch.Tensor]:
     return model.state_dict()  # type: ignore[no-any-return]
 
 
-@pytest.mark.usefixtures("forked_here")
 def test_dion_in_a_script_is_dion_in_bench_bit_for_bit(tmp_path: Path) -> None:
     script = SCRIPT.with_name("train_dion.py")
     assert len(script.read_text(encoding="utf-8").splitlines()) <= 40

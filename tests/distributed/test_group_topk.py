@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.ddp.attach import attach
+from gradwire import attach
 from tests.testing.ddp_scenes import gradients, loss_of, network
-from tests.testing.ranks import run_ranks
+from tests.testing.engines import assert_same_on_all_ranks
 
-GROUP_SIZE, RATIO, STEPS = 64, 0.1, 3
+GROUP_SIZE, RATIO = 64, 0.1
 NUMEL = 785  # 600 + 30 + 150 + 5: groups cross every border, and the last one has 17 elements
-Steps = list[tuple[torch.Tensor, torch.Tensor]]
-"""Steps of a rank: its own flat gradient and the update."""
 
 
-def exchanged(rank: int, options: str, collective: str, bucket_mb: float | None = None) -> Steps:
-    """Return three steps, because DDP forms new buckets after the first."""
+def exchanged(
+    rank: int, options: str, collective: str, bucket_mb: float | None = None
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the update and what the document says of three steps, because DDP forms new buckets after the first."""
     model = network()
     ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
     hook = attach(ddp, f"group_topk:preset=patent,group_size={GROUP_SIZE},ratio={RATIO}{options}", collective)
-    steps = []
-    for step in range(STEPS):
-        alone = network()
-        alone.load_state_dict(model.state_dict())
-        loss_of(alone, rank, step).backward()
+    for step in range(3):
+        of_ranks = []
+        for each in range(dist.get_world_size()):
+            alone = network()
+            loss_of(alone, each, step).backward()
+            of_ranks.append(gradients(alone))
         loss_of(ddp, rank, step).backward()
         assert hook.step_ok()
-        steps.append((gradients(alone), gradients(ddp)))
+        assert_same_on_all_ranks(gradients(ddp))
+        yield gradients(ddp), document(of_ranks)
         ddp.zero_grad()
     hook.close()
-    dist.barrier()
-    return steps
 
 
 def document(of_ranks: list[torch.Tensor]) -> torch.Tensor:
@@ -51,19 +51,15 @@ def document(of_ranks: list[torch.Tensor]) -> torch.Tensor:
     return total / len(of_ranks)
 
 
+@pytest.mark.ranks(3)
 @pytest.mark.parametrize("collective", ["ring", "allgather"])
-def test_updates_are_those_of_the_document(collective: str, tmp_path: Path) -> None:
-    results: list[Steps] = run_ranks(exchanged, 3, tmp_path, args=("", collective))
-    for step in zip(*results, strict=True):
-        own, updates = zip(*step, strict=True)
-        assert all(torch.equal(update, updates[0]) for update in updates)
-        expected = document(list(own))
-        assert torch.equal(updates[0] != 0, expected != 0)
-        torch.testing.assert_close(updates[0].double(), expected, rtol=1e-6, atol=1e-9)
+def test_updates_are_those_of_the_document(rank: int, collective: str) -> None:
+    for update, expected in exchanged(rank, "", collective):
+        assert torch.equal(update != 0, expected != 0)
+        torch.testing.assert_close(update.double(), expected, rtol=1e-6, atol=1e-9)
 
 
-def test_groups_start_anew_in_each_bucket_where_that_is_the_scope(tmp_path: Path) -> None:
-    results: list[Steps] = run_ranks(exchanged, 2, tmp_path, args=(",scope=bucket", "ring", 0.0005))
-    own, updates = zip(*(steps[-1] for steps in results), strict=True)
-    assert torch.equal(updates[0], updates[1])
-    assert not torch.equal(updates[0] != 0, document(list(own)) != 0)
+@pytest.mark.ranks(3)
+def test_groups_start_anew_in_each_bucket_where_that_is_the_scope(rank: int) -> None:
+    *_, (update, expected) = exchanged(rank, ",scope=bucket", "ring", 0.0005)
+    assert not torch.equal(update != 0, expected != 0)

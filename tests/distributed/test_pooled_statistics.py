@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
 import torch
 from torch import nn
 
 from bench.datasets.base import CLASSIFICATION, Dataset, Samples
 from bench.models.base import pooled_buffers
 from bench.train.data import evaluate, pool_running_statistics_
-from tests.testing.ranks import run_ranks
+from tests.testing.engines import assert_same_on_all_ranks
 
 WORLD_SIZE = 3
 
@@ -36,26 +36,6 @@ def trained(rank: int) -> Net:
     return net
 
 
-def pooled(rank: int) -> tuple[dict[str, torch.Tensor], bool]:
-    net = trained(rank)
-    pool_running_statistics_(net, None)
-    first = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    pool_running_statistics_(net, None)  # of equal statistics: nothing changes
-    return first, all(torch.allclose(first[name], buffer) for name, buffer in net.named_buffers())
-
-
-def evaluated(rank: int) -> bool:
-    """Return True if the network has this rank's own statistics after an evaluation."""
-    net = trained(rank)
-    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    samples = Samples(inputs=inputs(rank), targets=torch.zeros(50, dtype=torch.int64))
-    dataset = SimpleNamespace(
-        dummy_batch=lambda n, device: torch.zeros(n, 4, device=device), normalise=lambda x: x, task=CLASSIFICATION
-    )
-    evaluate(net, [samples], cast(Dataset, dataset), torch.device("cpu"))
-    return all(torch.equal(before[name], buffer) for name, buffer in net.named_buffers())
-
-
 def assert_pooled(buffers: dict[str, torch.Tensor]) -> None:
     everything = torch.cat([inputs(rank) for rank in range(WORLD_SIZE)])
     torch.testing.assert_close(buffers["0.running_mean"], everything.mean(dim=0))
@@ -66,16 +46,28 @@ def assert_pooled(buffers: dict[str, torch.Tensor]) -> None:
     torch.testing.assert_close(buffers["other"], torch.full((2,), 1.0))
 
 
-def test_ranks_pool_their_statistics(tmp_path: Path) -> None:
-    results = run_ranks(pooled, WORLD_SIZE, tmp_path)
-    for buffers, stays in results:
-        assert stays
-        assert_pooled(buffers)
-        assert all(torch.equal(buffers[name], results[0][0][name]) for name in buffers)
+@pytest.mark.ranks(WORLD_SIZE)
+def test_ranks_pool_their_statistics(rank: int) -> None:
+    net = trained(rank)
+    pool_running_statistics_(net, None)
+    first = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    assert_pooled(first)
+    for buffer in first.values():
+        assert_same_on_all_ranks(buffer)
+    pool_running_statistics_(net, None)  # of equal statistics: nothing changes
+    assert all(torch.allclose(first[name], buffer) for name, buffer in net.named_buffers())
 
 
-def test_an_evaluation_leaves_each_rank_its_own_statistics(tmp_path: Path) -> None:
-    assert run_ranks(evaluated, WORLD_SIZE, tmp_path) == [True] * WORLD_SIZE
+@pytest.mark.ranks(WORLD_SIZE)
+def test_an_evaluation_leaves_each_rank_its_own_statistics(rank: int) -> None:
+    net = trained(rank)
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    samples = Samples(inputs=inputs(rank), targets=torch.zeros(50, dtype=torch.int64))
+    dataset = SimpleNamespace(
+        dummy_batch=lambda n, device: torch.zeros(n, 4, device=device), normalise=lambda x: x, task=CLASSIFICATION
+    )
+    evaluate(net, [samples], cast(Dataset, dataset), torch.device("cpu"))
+    assert all(torch.equal(before[name], buffer) for name, buffer in net.named_buffers())
 
 
 def test_the_host_of_placed_replicas_pools_theirs() -> None:

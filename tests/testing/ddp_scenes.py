@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from collectives.allreduce import Allgather
-from compressors.base import Compressor
 from gradwire.ddp.attach import attach
 from gradwire.ddp.hook import CompressionHook
 from tests.testing.ranks import run_ranks
@@ -67,13 +67,43 @@ def train(ddp: DistributedDataParallel, hook: CompressionHook, steps: range) -> 
     return weights(ddp)
 
 
-def trained(compressor: Compressor, num_steps: int, **options: Any) -> torch.Tensor:
-    """Train with a compressor and these options of `attach`, and return the weights."""
+def warnings_of(
+    compressor: str, prepare: Callable[[Any], object] = lambda _: None, collective: str = "allgather"
+) -> list[str]:
+    """Return the warnings of three steps with a prepared hook."""
     ddp = wrapped()
-    hook = attach(ddp, compressor, Allgather(), **options)
-    after = train(ddp, hook, range(num_steps))
+    hook = attach(ddp, compressor, collective)
+    prepare(hook)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(ddp, hook, range(3))
     hook.close()
-    return after
+    return [str(warning.message) for warning in caught if warning.category is UserWarning]
+
+
+def held() -> tuple[int, int]:
+    """Return the numbers of descriptors and threads of this process."""
+    process = psutil.Process()
+    return process.num_fds(), process.num_threads()
+
+
+def held_after_each(*pairs: tuple[str, str]) -> list[tuple[int, int]]:
+    """Return the descriptors and threads after each of 50 cycles of these pairs; all models and hooks are kept."""
+    kept: list[Any] = []
+    counts = []
+    for cycle in range(50):
+        ddp = wrapped()
+        hook = attach(ddp, *pairs[cycle % len(pairs)])
+        train(ddp, hook, range(2))
+        hook.close()
+        kept += ddp, hook
+        counts.append(held())
+    return counts
+
+
+def grows(counts: Sequence[tuple[int, int]]) -> bool:
+    """Return whether there are more descriptors or threads later than after the first cycle."""
+    return any(now > then for later in counts[1:] for now, then in zip(later, counts[0], strict=True))
 
 
 def message_of(call: Callable[[], Any]) -> str:

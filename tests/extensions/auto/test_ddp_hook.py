@@ -13,9 +13,17 @@ import torch
 from compressors.auto.choice import Choice
 from compressors.auto.compressor import ChoosingHook
 from gradwire.ddp.attach import attach
-from tests.distributed.test_ddp_hook_closing import grows, held_after_each
-from tests.distributed.test_ddp_hook_failures import warnings_of
-from tests.testing.ddp_scenes import LR, loss_of, played_by_two, train, weights, wrapped
+from tests.testing.ddp_scenes import (
+    LR,
+    grows,
+    held_after_each,
+    loss_of,
+    played_by_two,
+    train,
+    warnings_of,
+    weights,
+    wrapped,
+)
 
 PAUSE_S = 1.0
 
