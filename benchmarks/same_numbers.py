@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from bench.core.schema import LAYERS, LINKS, METRICS, PARTITION, Column
+from bench.core.columns import Column
+from bench.core.schema import LAYERS, LINKS, METRICS, PARTITION
 from benchmarks.inputs import write_inputs
 
 ROOT = Path(__file__).parents[1]

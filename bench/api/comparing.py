@@ -12,10 +12,11 @@ from typing_extensions import Doc
 
 from bench.api.keywords import by_option_name, keywords_of, takes_options
 from bench.api.progress import warn
+from bench.core.columns import to_cell
 from bench.core.config.configuration import Configuration, Flag
 from bench.core.config.run import OUTPUT
 from bench.core.run_folder import RUNS_FOLDER
-from bench.core.schema import METRICS, to_cell
+from bench.core.schema import METRICS
 from bench.report import comparison, groups, store, verdict
 from bench.report.columns import ALL, COLUMNS_BY_NAME, find_numbers
 from bench.report.comparison_table import comparison_table, shared_settings

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import Unpack
 
-from bench.api.batch import Residuals, train, warn_of_runs
 from bench.api.comparing import load
+from bench.api.execution import Residuals, train, warn_of_runs
 from bench.api.keywords import by_option_name, takes_options
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
@@ -70,7 +70,7 @@ def run(
     given = by_option_name(options, run)
     if compressor is not None:
         given["compressor"] = _as_text("compressor", compressor, "topk:ratio=0.01")
-    batch = train(
+    trained = train(
         RunConfig(**given),
         given,
         seeds=None if seeds is None else _as_text("seeds", seeds, "1-5"),
@@ -79,9 +79,9 @@ def run(
         residuals=resume_residuals,
         quiet=quiet,
     )
-    warn_of_runs(batch.results)
-    batch.raise_failures()
-    folders = [result.folder.path for result in batch.results]
+    warn_of_runs(trained.results)
+    trained.raise_failures()
+    folders = [result.folder.path for result in trained.results]
     return Runs(folders=folders, rows=load(folders))
 
 

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from bench.core import registry
+from bench.core.columns import Column
 from bench.core.config.configuration import CommandOption, Configuration
 from bench.core.config.run import OUTPUT
 from bench.core.errors import UsageError
 from bench.core.rows import RowWriter, StoreError
-from bench.core.schema import Column
 
 
 def given_options(context: typer.Context) -> list[str]:

@@ -14,8 +14,9 @@ import typer
 
 from bench.api.keywords import KEYWORDS
 from bench.cli.run import run
+from bench.core.columns import Column
 from bench.core.config.configuration import CommandOption
-from bench.core.schema import LAYERS, LINKS, METRICS, PARTITION, Column
+from bench.core.schema import LAYERS, LINKS, METRICS, PARTITION
 from collectives.options import value_text
 
 OPTIONS, COLUMNS = Path("docs/options.md"), Path("docs/columns.md")

@@ -18,7 +18,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from bench.api.batch import Batch, rows_of, train, warn_of_runs
+from bench.api.execution import RunSet, rows_of, train, warn_of_runs
 from bench.api.progress import print_notes
 from bench.cli.console import plain_table, print_json
 from bench.cli.options import AsJson, given_options, takes
@@ -89,49 +89,49 @@ def run(
     """Train a model in several processes with a chosen compressor x collective x optimizer, and record everything."""
     given = [name for name in given_options(context) if name in options.flag_values()]
     show = functools.partial(_print_plans, out, as_json=as_json) if dry_run else None
-    batch = train(
+    runs = train(
         options, given, seeds=seeds or None, out=out, resumed=resume_folder, residuals=resume_residuals, show=show
     )
     if dry_run:
         return
-    _print_results(batch, as_json)
-    if not (as_json or resume_folder) and all(result.status == "ok" for result in batch.results):  # else the error says
+    _print_results(runs, as_json)
+    if not (as_json or resume_folder) and all(result.status == "ok" for result in runs.results):  # else the error says
         chosen = {name: getattr(options, name) for name in given}
-        print(f"next: {shlex.join(_next_command(chosen, batch, out))}", file=sys.stderr)
-    batch.raise_failures()
+        print(f"next: {shlex.join(_next_command(chosen, runs, out))}", file=sys.stderr)
+    runs.raise_failures()
 
 
-def _print_results(batch: Batch, as_json: bool) -> None:
+def _print_results(runs: RunSet, as_json: bool) -> None:
     if as_json:
         print_json(
             [
                 {"compressor": config.compressor, "seed": config.seed}
                 | each.summary
                 | {"folder": str(each.folder.path)}
-                for config, each in zip(batch.configs, batch.results, strict=False)
+                for config, each in zip(runs.configs, runs.results, strict=False)
             ]
         )
-    elif batch.num_methods == 1:
-        print_summary(batch.configs, batch.results)
-    elif any(result.status == "ok" for result in batch.results):
+    elif runs.num_methods == 1:
+        print_summary(runs.configs, runs.results)
+    elif any(result.status == "ok" for result in runs.results):
         from bench.cli.compare import compare  # takes 20 ms, so only if it is needed
 
-        compare(paths=[result.folder.path for result in batch.results])
-    if as_json or batch.num_methods == 1:  # the comparison prints these warnings itself
-        warn_of_runs(batch.results)
+        compare(paths=[result.folder.path for result in runs.results])
+    if as_json or runs.num_methods == 1:  # the comparison prints these warnings itself
+        warn_of_runs(runs.results)
 
 
-def _next_command(chosen: dict[str, Any], batch: Batch, out: Path) -> list[str]:
+def _next_command(chosen: dict[str, Any], runs: RunSet, out: Path) -> list[str]:
     # A report of the methods, a comparison with other runs, or runs to compare with.
     place = [] if out == RUNS_FOLDER else [str(out)]
-    has_others = len(past_runs(out)) > len(batch.results)
-    if batch.num_methods > 1:
-        return ["bench", "report", *([str(result.folder.path) for result in batch.results] if has_others else place)]
+    has_others = len(past_runs(out)) > len(runs.results)
+    if runs.num_methods > 1:
+        return ["bench", "report", *([str(result.folder.path) for result in runs.results] if has_others else place)]
     if has_others:
         return ["bench", "compare", *place]
     compressor = chosen.get("compressor", "none")
     given = chosen | {"compressor": "none,bf16,powersgd" if compressor == "none" else f"none,{compressor}"}
-    seeds = {"seeds": ",".join(str(config.seed) for config in batch.configs)} if len(batch.configs) > 1 else {}
+    seeds = {"seeds": ",".join(str(config.seed) for config in runs.configs)} if len(runs.configs) > 1 else {}
     return ["bench", "run", *run_arguments(given | seeds | ({"out": out} if place else {}))]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.api.batch import make_each_ready, warn_of_runs
+from bench.api.execution import make_each_ready, warn_of_runs
 from bench.api.progress import Display
 from bench.cli.console import print_json, stdout_console, table_of
 from bench.cli.options import AsJson

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from bench.core.columns import Column, from_cell, to_cells
 from bench.core.errors import RunFailed
-from bench.core.schema import METRICS, Column, from_cell, to_cells
+from bench.core.schema import METRICS
 
 Warn = Callable[[str], None]
 

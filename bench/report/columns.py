@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from bench.core.columns import Column
 from bench.core.errors import UsageError
-from bench.core.schema import METRICS_BY_NAME, Column
+from bench.core.schema import METRICS_BY_NAME
 from bench.core.units import format_bytes, format_rate, format_seconds
 from bench.report.statistics import Effect
 from collectives.options import did_you_mean

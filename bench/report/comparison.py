@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from bench.core.columns import Column
 from bench.core.errors import UsageError
-from bench.core.schema import Column
 from bench.report.anytime import Conclusion
 from bench.report.baseline import BASELINES, BASELINES_OF_SPEED, choose_baseline
 from bench.report.columns import COLUMNS_BY_NAME, find_column, find_metric

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.core import registry
+from bench.core.columns import from_cell
 from bench.core.errors import NothingToCompare, UsageError
-from bench.core.schema import METRICS, METRICS_BY_NAME, from_cell
+from bench.core.schema import METRICS, METRICS_BY_NAME
 from bench.report.columns import NOTHING, find_column, format_value
 from bench.report.quality import Metric, quality_of
 from bench.report.statistics import MeanEstimate, estimate

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, TypeVar
 from rich.console import Console
 from rich.text import Text
 
-from bench.core.schema import to_cell
+from bench.core.columns import to_cell
 from bench.report.columns import NOTHING
 
 _GAP = "  "  # between columns

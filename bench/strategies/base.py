@@ -373,6 +373,10 @@ class BoundStrategy(abc.ABC):
             exchange.close()
         dist.barrier()
 
+    def columns(self) -> dict[str, Any]:
+        """Return the values of columns of `metrics.csv` that only this strategy has, by name; those of rank 0 count."""
+        return {}
+
     @property
     def traffic(self) -> Mapping[Purpose, Traffic]:
         """Return the messages and bytes that this rank has sent since the start, per purpose."""

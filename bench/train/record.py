@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import datetime
-import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -26,10 +25,8 @@ from bench.train.rank import device_time, link_columns
 from collectives.transport.base import Purpose, Traffic
 from collectives.transport.process_group import gather_json
 from gradwire.exchange.packed_state import bits_hash
-from gradwire.exchange.report import StepReport, add_counts
+from gradwire.exchange.report import StepReport
 
-# Columns that add up a step report's counts, which are equal on all ranks or known to rank 0.
-_COUNTED = ("factor_fallbacks", "factor_updates_skipped")
 _BESIDE_GRADIENTS: tuple[Purpose, ...] = ("control", "state", "activation")
 
 
@@ -89,14 +86,13 @@ class StepSums:
     Attributes:
         steps: number of steps.
         entries: number of gradient elements transmitted.
-        staleness: for each step, the number of updates that its gradient missed because it was computed from older
-            parameters; empty unless training is asynchronous.
+        figures: the `figures` of the steps' reports, by name.
         wire_sent, wire_received: bytes sent and received by the virtual host's network interface, including headers.
     """
 
     steps: int = 0
     entries: int = 0
-    staleness: list[int] = dataclasses.field(default_factory=list)
+    figures: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     wire_sent: float = 0.0
     wire_received: float = 0.0
 
@@ -145,7 +141,7 @@ class Recorder:
         self._decision: Any = None
         self._decided_until = -1
         # Columns that depend on the whole run so far.
-        self._so_far: dict[str, Any] = dict.fromkeys(("time_to_target_s", *_COUNTED))
+        self._so_far: dict[str, Any] = {"time_to_target_s": None}
         self.last_row: dict[str, Any] = {}
         self._reset()
 
@@ -222,10 +218,10 @@ class Recorder:
         """Add one step's report to the sums since the previous row."""
         self._sums.steps += 1
         self._sums.entries += sum(part.num_entries for part in report.encoded)
-        if report.staleness is not None:
-            self._sums.staleness.append(report.staleness)
-        for name in _COUNTED:
-            self._so_far[name] = add_counts(self._so_far[name], getattr(report, name))
+        for name, value in report.figures.items():
+            self._sums.figures.setdefault(name, []).append(value)
+        for name, number in report.counts.items():
+            self._so_far[name] = self._so_far.get(name, 0) + number
         kinds: dict[int, dict[str, None]] = {}
         for part in report.encoded:
             layer_id, density = part.layer.id, part.num_entries / max(1, part.layer.numel)
@@ -262,7 +258,7 @@ class Recorder:
         if reached and self._so_far["time_to_target_s"] is None:
             self._so_far["time_to_target_s"] = columns["train_time_s"]
         if self.is_writer:
-            row = self._fixed | self._so_far | columns | self._joint_columns(everyone)
+            row = self._fixed | self._so_far | columns | self._joint_columns(everyone) | self.strategy.columns()
             self._metrics.append(row)
             at = {name: row[name] for name in ("run_id", "epoch", "step")}
             self._layers.extend(at | each for each in self._layer_rows())
@@ -292,8 +288,6 @@ class Recorder:
             "peak_rss_bytes": peak_rss_bytes(),
             "held_bytes": self.strategy.held_bytes,
             "weights": bits_hash(self.strategy.model.parameters()),
-            "ranks_lost": None,
-            "ranks_returned": None,
         }
         of_rank = [own] if self.strategy.reporter is None else self.strategy.reporter.replica_figures(own)
         return [each for of_each in gather_json(of_rank, self.strategy.loop) for each in of_each]
@@ -329,7 +323,6 @@ class Recorder:
         of_all = {name: [figures[name] for figures in everyone] for name in everyone[0]}
         known = {name: [value for value in values if value is not None] for name, values in of_all.items()}
         steps = max(1, sum(of_all["steps"]))
-        staleness = list(itertools.chain.from_iterable(of_all["staleness"]))
         gradient = [sent["gradient"] for sent in of_all["traffic"]]
         mean_bytes = sum(sent["nbytes"] for sent in gradient) / steps
         from_formula = gradient[0]["from_formula"]
@@ -353,13 +346,12 @@ class Recorder:
             "support_overlap": sampled_overlap(of_all["index_sets"]),
             "replicas_in_sync": len(set(of_all["weights"])) == 1,
             "skipped_steps": max(of_all["skipped_steps"]),
-            "staleness_mean": mean([float(versions) for versions in staleness]),
-            "staleness_max": max(staleness, default=None),
             "peak_rss_bytes": max(of_all["peak_rss_bytes"]),
             "held_bytes": max(known["held_bytes"], default=None),
-            "ranks_lost": max(known["ranks_lost"], default=None),
-            "ranks_returned": max(known["ranks_returned"], default=None),
         }
+        for name in {name: None for figures in of_all["figures"] for name in figures}:
+            values = [value for figures in of_all["figures"] for value in figures.get(name, ())]
+            columns |= {f"{name}_mean": mean(values), f"{name}_max": max(values)}
         for purpose in _BESIDE_GRADIENTS:
             sent = sum(traffic.get(purpose, {}).get("nbytes", 0) for traffic in of_all["traffic"])
             columns[f"{purpose}_bytes_per_step"] = sent / steps

@@ -11,8 +11,9 @@ from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.core.columns import Column, to_cells
 from bench.core.rows import read_rows
-from bench.core.schema import LAYERS, METRICS, Column, to_cells
+from bench.core.schema import LAYERS, METRICS
 from bench.launch.sweep_file import Settings, SweepFile, read_sweep, toml_table
 from bench.report.store import Row, Run, collect_runs, read, read_layers
 

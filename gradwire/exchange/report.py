@@ -101,12 +101,8 @@ class StepReport:
         encoded: one entry per layer and message that it was part of.
         num_steps: optimizer steps of all ranks together so far, where `world_size` batches count as one step, whichever
             ranks processed them. None if ranks make their steps together: one more than before.
-        staleness: number of parameter versions that the gradient was behind when applied; None if training is
-            synchronous.
-        factor_fallbacks: number of symmetric matrices that could not be sent or factored as the options say; None if
-            there are no such matrices.
-        factor_updates_skipped: number of times that no matrix was updated because one was not finite; None without
-            matrices.
+        counts: numbers by name that are added up over the run, such as `factor_fallbacks`; the same on all ranks.
+        figures: numbers by name of which the row has mean and largest, such as the `staleness` of a gradient.
         decision: the decision about how gradients are sent that was used in this step, such as `Choice` of `auto`; a
             resumed run makes it again. Its `step` is the first one that it applies to, `to_dict` returns values for
             JSON, `columns(layers)` those of `metrics.csv`, `layer_columns(layer)` those of `layers.csv`. None if none
@@ -121,9 +117,8 @@ class StepReport:
     update_exposed_s: float = 0.0
     encoded: list[EncodedLayer] = dataclasses.field(default_factory=list)
     num_steps: int | None = None
-    staleness: int | None = None
-    factor_fallbacks: int | None = None
-    factor_updates_skipped: int | None = None
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    figures: dict[str, float] = dataclasses.field(default_factory=dict)
     decision: Any = None
 
     def add(self, other: StepReport) -> None:
@@ -132,10 +127,5 @@ class StepReport:
             if (seconds := getattr(self, name)) is not None:
                 setattr(self, name, seconds + (getattr(other, name) or 0.0))
         self.encoded += other.encoded
-        self.factor_fallbacks = add_counts(self.factor_fallbacks, other.factor_fallbacks)
-        self.factor_updates_skipped = add_counts(self.factor_updates_skipped, other.factor_updates_skipped)
-
-
-def add_counts(a: int | None, b: int | None) -> int | None:
-    """Return a + b, where None counts as 0; None if both are None."""
-    return None if a is None and b is None else (a or 0) + (b or 0)
+        for name, count in other.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count

@@ -213,7 +213,7 @@ class MomentExchange:
         with self._channel.exchanging():
             largest = torch.stack([moment.abs().max() for moment in moments]).tolist()
             any_bad, *largest = self._transport.all_reduce_scalars([not all(map(math.isfinite, largest)), *largest])
-            self._channel.book(StepReport(factor_fallbacks=0, factor_updates_skipped=int(any_bad)))
+            self._channel.book(StepReport(counts={"factor_fallbacks": 0, "factor_updates_skipped": int(any_bad)}))
             return None if any_bad else self._scaled_mean(moments, largest)
 
     def factors(self, matrices: Moments, damping: float) -> list[torch.Tensor]:
@@ -235,7 +235,7 @@ class MomentExchange:
             payloads = [encode_symmetric(matrix, "cholesky", damping=damping).payload for matrix in matrices]
         damping_sent = float(torch.tensor(damping))  # as fp32; more of it is a fallback, too
         fallbacks = sum(not isinstance(each, CholeskyFactor) or each.damping > damping_sent for each in payloads)
-        self._channel.book(StepReport(factor_fallbacks=fallbacks))
+        self._channel.book(StepReport(counts={"factor_fallbacks": fallbacks}))
         return [
             (
                 payload.factor
@@ -284,7 +284,7 @@ class MomentExchange:
             for matrix in matrices
         ]
         worst = [Fallback(int(level)) for level in self._transport.all_reduce_scalars([e.fallback for e in own])]
-        self._channel.book(StepReport(factor_fallbacks=sum(level > Fallback.NONE for level in worst)))
+        self._channel.book(StepReport(counts={"factor_fallbacks": sum(level > Fallback.NONE for level in worst)}))
         return [
             encode_symmetric(matrix, _FORMS[level], dtype=self._dtype).payload if level in _FORMS else encoded.payload
             for matrix, encoded, level in zip(matrices, own, worst, strict=True)

@@ -23,10 +23,11 @@ import psutil
 
 from bench.core import registry
 from bench.core.checkpoints import Checkpoints
+from bench.core.columns import Column
 from bench.core.config.run import RunConfig
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, read_json
-from bench.core.schema import LAYERS, METRICS, Column
+from bench.core.schema import LAYERS, METRICS
 from bench.hosts.support import hosts_supported
 from tests.attack.job import ENDS_WITHIN_S
 from tests.attack.tally import Tally

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from bench.core.columns import Column
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.core.files import locked
 from bench.core.run_folder import RunFolder, write_json
-from bench.core.schema import LAYERS, METRICS, Column
+from bench.core.schema import LAYERS, METRICS
 from bench.launch.plan import with_ranks
 from bench.launch.run import change_ranks, configuration_of, prepare_folder
 from tests.testing.checkpoints import add_checkpoint

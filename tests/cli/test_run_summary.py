@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.api.batch import warn_of_runs
+from bench.api.execution import warn_of_runs
 from bench.cli.run import print_summary
 from bench.core.run_folder import RunFolder
 from bench.launch.run import Result

@@ -341,6 +341,7 @@ class AsyncWorker:
         for job in self._jobs:
             job.result()
         self.answer = self._thread.submit(self._end_clock).result()
+        behind = self.answer.staleness
         return StepReport(
             skipped=self._guard.saw_nonfinite,
             encode_s=self._encode_s,
@@ -348,7 +349,7 @@ class AsyncWorker:
             exposed_s=time.perf_counter() - backward_ended,
             encoded=self._encoded,
             num_steps=self.answer.num_steps,
-            staleness=self.answer.staleness,
+            figures={} if behind is None else {"staleness": behind},
         )
 
     def synchronize(self) -> ServerReply:

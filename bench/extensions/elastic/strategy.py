@@ -158,13 +158,13 @@ class ElasticTraining(LocalTraining):
     def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the figures of these ranks; those of rank 0 include the samples of the others."""
         figures, missing = self._members.share_figures(own)
-        membership = self._members.membership
-        figures[0] = own | {
-            "samples": own["samples"] + missing * self._samples_per_step,
-            "ranks_lost": membership.num_lost,
-            "ranks_returned": membership.num_returned,
-        }
+        figures[0] = own | {"samples": own["samples"] + missing * self._samples_per_step}
         return figures
+
+    @override
+    def columns(self) -> dict[str, Any]:
+        membership = self._members.membership
+        return {"ranks_lost": membership.num_lost, "ranks_returned": membership.num_returned}
 
     def link_rows(self, num_steps: int) -> list[dict[str, Any]]:
         """Return no rows, because no rank has a link of its own to report."""

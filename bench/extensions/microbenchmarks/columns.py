@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.core.schema import ORIGIN, Column, bytes_per_s, declared_columns, identity, num_bytes, seconds
+from bench.core.columns import Column, bytes_per_s, declared_columns, identity, num_bytes, seconds
+from bench.core.schema import ORIGIN
 from bench.core.units import format_bytes, format_seconds
 from bench.extensions.microbenchmarks.options import CollectivesConfig, CompressorsConfig
 from bench.report.columns import NOTHING, format_factor

@@ -8,8 +8,9 @@ import math
 from collections.abc import Callable, Sequence, Sized
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from bench.core.columns import Column
 from bench.core.errors import NothingToCompare
-from bench.core.schema import METRICS, Column
+from bench.core.schema import METRICS
 from bench.report.groups import SETTINGS, RunGroup, group_runs
 from bench.report.plots.style import Methods, line
 from bench.report.quality import ACCURACY, Metric

@@ -102,7 +102,7 @@ def test_what_was_applied_and_what_waits_is_the_gradient(name: str) -> None:
     assert all(bool(torch.isfinite(w).all()) and bool(w.any()) for w in weights)
     for outcome in outcomes:
         assert {sent.layer.id for sent in outcome.encoded} == set(range(len(weights)))
-        assert outcome.staleness == 0
+        assert outcome.figures == {"staleness": 0}
     if run.compressor.traits.keeps_residual and not run.compressor.traits.owns_momentum:
         for layer_id, (weight, slope) in enumerate(zip(weights, run.model.slopes, strict=True)):
             waiting = residuals.get(layer_id, torch.zeros_like(weight))
@@ -117,7 +117,7 @@ def test_a_skipped_push_leaves_server_and_residuals_as_they_were(name: str) -> N
         outcome = run.step(float("nan"), pushed_last)
         assert len(outcome.encoded) == len(before) - 1  # earlier pushes of the step are taken back
         assert outcome.skipped
-        assert outcome.staleness is None
+        assert outcome.figures == {}
         assert all(torch.equal(a, b) for a, b in zip(run.weights(), before, strict=True))
         after = run.reducer.state_dict()["residuals"]
         assert all(torch.equal(after[layer_id], residual) for layer_id, residual in residuals.items())

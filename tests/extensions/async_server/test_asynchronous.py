@@ -127,7 +127,7 @@ def test_no_gradient_is_staler_than_the_bound(rank: int, limit: int) -> None:
     most = 0
     for index in range(10):
         time.sleep(float(torch.rand(1, generator=dice)) * (0.03 if rank == SLOW_RANK else 0.005))
-        behind = train_step(training, index).staleness
+        behind = train_step(training, index).figures.get("staleness")
         assert behind is not None
         assert 0 <= behind <= limit
         most = max(most, behind)
@@ -158,7 +158,7 @@ def test_a_gradient_that_is_not_finite_costs_its_own_rank_one_push(rank: int) ->
         assert outcome.skipped == is_bad
         if is_bad:
             assert training.residual_norms() == before
-            assert outcome.staleness is None
+            assert outcome.figures == {}
     ended(training)
 
 

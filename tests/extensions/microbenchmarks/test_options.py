@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from bench.core.columns import Column
 from bench.core.config.configuration import Configuration
 from bench.core.config.run import RanksConfig, RunConfig
-from bench.core.schema import Column
 from bench.extensions.microbenchmarks.columns import COLLECTIVES, COMPRESSORS, PAGE, document
 from bench.extensions.microbenchmarks.measurement import check_sums
 from bench.extensions.microbenchmarks.options import CollectivesConfig, CompressorsConfig

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from typing_extensions import Doc
 
 from bench.cli.options import takes
+from bench.core.columns import declared_columns
 from bench.core.config.configuration import NOT_RECORDED, Flag
 from bench.core.config.run import COMMUNICATION, RunConfig
 from bench.core.errors import UsageError
 from bench.core.run_folder import write_json
-from bench.core.schema import declared_columns
 from tests.testing.configs import make_config
 
 FIELDS = {field.name: getattr(make_config(), field.name) for field in dataclasses.fields(RunConfig)}

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.core.schema import LAYERS, METRICS, METRICS_BY_NAME, Column, from_cell, to_cells
+from bench.core.columns import Column, from_cell, to_cells
+from bench.core.schema import LAYERS, METRICS, METRICS_BY_NAME
 
 # Units by the end of a column's name, the longer ends first.
 UNITS = {"_per_s": "samples/s", "_bps": "bit/s", "_Bps": "bytes/s", "_bytes": "bytes", "_s": "s"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from bench.api.batch import Batch
+from bench.api.execution import RunSet
 from bench.cli import sweep
 from bench.core.config.run import RunConfig
 from bench.core.errors import RunFailed, UsageError
@@ -97,7 +97,7 @@ def test_a_run_that_would_diverge_again_is_not_to_be_resumed(
     add_checkpoint(folder, config, step=1)
     result = Result(status="failed", error="broken", folder=folder, summary={"error_kind": kind})
     with pytest.raises(RunFailed, match="broken") as raised:
-        Batch(configs=[config], results=[result]).raise_failures()
+        RunSet(configs=[config], results=[result]).raise_failures()
     assert ("to resume from step 1: bench run --resume" in str(raised.value)) == is_offered
 
 

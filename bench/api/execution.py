@@ -30,7 +30,7 @@ Residuals = Literal["sum", "drop"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Batch:
+class RunSet:
     """The runs of one `bench run`.
 
     Attributes:
@@ -82,7 +82,7 @@ def train(
     residuals: Residuals | None = None,
     quiet: bool = False,
     show: Callable[[list[RunConfig], ForkServer], None] | None = None,
-) -> Batch:
+) -> RunSet:
     """Execute the runs of one `bench run`, or resume a run.
 
     Args:
@@ -106,10 +106,10 @@ def train(
         return _resume(resumed, options.world_size, residuals, timeout_s, quiet=quiet)
     options = options.changed(**with_recipe({name: getattr(options, name) for name in given}))
     with ForkServer(TRAIN) as server:  # also to show the plan, because it refuses kernels that are not available
-        configs = plan_batch(options, [options.seed] if seeds is None else parse_seeds(seeds), server)
+        configs = plan_all(options, [options.seed] if seeds is None else parse_seeds(seeds), server)
         if show is not None:
             show(configs, server)
-            return Batch(configs=configs, results=[])
+            return RunSet(configs=configs, results=[])
         make_each_ready(configs, server, quiet=quiet)
         return execute_all(configs, out, server, quiet=quiet)
 
@@ -151,7 +151,7 @@ def _refusals(
     ]
 
 
-def plan_batch(options: RunConfig, seeds: list[int], server: ForkServer) -> list[RunConfig]:
+def plan_all(options: RunConfig, seeds: list[int], server: ForkServer) -> list[RunConfig]:
     """Return the configurations of all runs to execute.
 
     They are in the order of the seeds. If there are several compressors, the order within a seed is random, as in a
@@ -196,7 +196,7 @@ def make_each_ready(configs: Sequence[RunConfig], server: ForkServer, *, quiet: 
         print_notes(configs)
 
 
-def execute_all(configs: list[RunConfig], out: Path, server: ForkServer, *, quiet: bool = False) -> Batch:
+def execute_all(configs: list[RunConfig], out: Path, server: ForkServer, *, quiet: bool = False) -> RunSet:
     """Execute the runs in turn, and show their progress unless `quiet`.
 
     With one compressor, stop at the first failure; with several, go on with the next run.
@@ -210,22 +210,22 @@ def execute_all(configs: list[RunConfig], out: Path, server: ForkServer, *, quie
     Raises:
         UsageError: `out` cannot be written, or this machine does not support the virtual hosts.
     """
-    batch = Batch(configs=configs, results=[])
-    are_several = batch.num_methods > 1
+    runs = RunSet(configs=configs, results=[])
+    are_several = runs.num_methods > 1
     for number, config in enumerate(configs, 1):
         position = f"{number}/{len(configs)} " if len(configs) > 1 else ""
         title = f"{position}{config.compressor if are_several else config.name} seed {config.seed}"
         with Display(title, quiet=quiet) as display:
             result = execute(config, out, display.report, server)
-        batch.results.append(result)
+        runs.results.append(result)
         if result.status == "interrupted" or (result.status != "ok" and not are_several):
             break
-    return batch
+    return runs
 
 
 def _resume(
     path: Path, world_size: int | None, residuals: Residuals | None, timeout_s: float | None, *, quiet: bool
-) -> Batch:
+) -> RunSet:
     """Resume a run from its last checkpoint, with these values if they are not None."""
     folder = RunFolder(path.resolve())  # the folder's name identifies the run, so resolve `.` and links
     check_left(folder)
@@ -250,7 +250,7 @@ def _resume(
             config = config.changed(timeout_s=timeout_s)
         with Display(f"{config.name} seed {config.seed}, resumed", quiet=quiet) as display:
             result = resume(folder, display.report, server, config, residuals)
-    return Batch(configs=[config], results=[result])
+    return RunSet(configs=[config], results=[result])
 
 
 def rows_of(result: Result) -> list[dict[str, Any]]:
