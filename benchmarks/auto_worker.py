@@ -22,10 +22,10 @@ from bench.core.config.run import RanksConfig, RunConfig
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.datasets.base import Samples
+from bench.rank import partition
+from bench.rank.data import Batches
+from bench.rank.process import end_process, process_group, rank_main, set_up_device
 from bench.strategies.ddp import bucket_size, wrap
-from bench.train import partition
-from bench.train.data import Batches
-from bench.train.rank import end_process, process_group, rank_main, set_up_device
 from compressors.auto.compressor import ChoosingHook
 from compressors.layer import layers_of
 from gradwire.ddp.attach import attach

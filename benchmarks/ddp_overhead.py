@@ -26,11 +26,11 @@ from bench.core.config.run import RunConfig
 from bench.core.run_folder import RunFolder
 from bench.datasets.base import crop_and_flip, normalise
 from bench.launch.plan import plan
+from bench.rank import data, partition
+from bench.rank.data import RankData
+from bench.rank.record import Recorder
+from bench.rank.trainer import Trainer
 from bench.strategies.base import Setup
-from bench.train import data, partition
-from bench.train.data import RankData
-from bench.train.record import Recorder
-from bench.train.trainer import Trainer
 
 STEPS_PER_ROUND = 20
 

@@ -20,13 +20,13 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.deciding.step_times import PRECISION, StepTimesConfig
+from bench.rank.data import RankData
+from bench.rank.process import end_process, process_group, rank_main, training_device
+from bench.rank.record import Recorder
+from bench.rank.session import components, parts_of
+from bench.rank.trainer import Diverged, Trainer
 from bench.report.statistics import estimate
 from bench.strategies.base import BoundStrategy
-from bench.train.data import RankData
-from bench.train.rank import end_process, process_group, rank_main, training_device
-from bench.train.record import Recorder
-from bench.train.session import components, parts_of
-from bench.train.trainer import Diverged, Trainer
 from collectives.options import OptionError
 from collectives.transport.base import TransportError
 from collectives.transport.process_group import gather_json

@@ -118,12 +118,12 @@ def free_port() -> int:
 def _role(process: psutil.Process, everyone: dict[int, psutil.Process]) -> str:
     words = process.cmdline()
     text = " ".join(words)
-    if "bench.train.fork_server" in text:
+    if "bench.rank.fork_server" in text:
         above = everyone.get(process.ppid())
-        return "rank" if above is not None and "bench.train.fork_server" in " ".join(above.cmdline()) else "fork server"
+        return "rank" if above is not None and "bench.rank.fork_server" in " ".join(above.cmdline()) else "fork server"
     if "torch.distributed.run" in text:
         return "agent"
-    if "bench.train.worker" in text:
+    if "bench.rank.worker" in text:
         return "rank"
     if "bench.hosts.supervisor" in text:
         return "supervisor"

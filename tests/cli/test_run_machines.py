@@ -91,7 +91,7 @@ def test_a_machine_that_is_lost_returns_by_the_same_command(tmp_path: Path) -> N
         while not any(file.stat().st_size for file in (tmp_path / "first").glob("*/progress.jsonl")):
             time.sleep(0.1)  # until the first step
         for process in processes_of(only_run(tmp_path / "second")):
-            if "torch.distributed.run" not in (line := process.cmdline()) and "bench.train.worker" in line:
+            if "torch.distributed.run" not in (line := process.cmdline()) and "bench.rank.worker" in line:
                 process.kill()
         _, error = machines[1].communicate()
         assert machines[1].returncode == 3

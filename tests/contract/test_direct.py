@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench.hosts.cluster import Cluster, HostLink
-from bench.train.rank import link_rates
+from bench.rank.process import link_rates
 from collectives import direct
 from collectives.allreduce import Ring
 from collectives.direct import Direct, best_shares, measured_rates, on_links

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from bench.core.checkpoints import Checkpoints, FileFacts
 from bench.core.run_folder import RunFolder, write_json
-from bench.train.checkpoint import Checkpointer, CheckpointFailed
+from bench.rank.checkpoint import Checkpointer, CheckpointFailed
 from tests.testing.configs import make_config
 from tests.testing.ranks import run_ranks
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from bench.core import spec
 from bench.datasets.base import Samples
-from bench.train.data import evaluate
+from bench.rank.data import evaluate
 from tests.testing.engines import assert_same_on_all_ranks
 
 WINDOWS, CONTEXT = 101, 64  # two batches and a part of one for a single rank

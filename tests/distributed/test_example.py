@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.train import partition
-from bench.train.data import order
+from bench.rank import partition
+from bench.rank.data import order
 from gradwire import attach
 from tests.testing.invoke import execute, only_run
 from tests.testing.ranks import run_ranks

@@ -11,7 +11,7 @@ from torch import nn
 
 from bench.datasets.base import CLASSIFICATION, Dataset, Samples
 from bench.models.base import pooled_buffers
-from bench.train.data import evaluate, pool_running_statistics_
+from bench.rank.data import evaluate, pool_running_statistics_
 from tests.testing.engines import assert_same_on_all_ranks
 
 WORLD_SIZE = 3

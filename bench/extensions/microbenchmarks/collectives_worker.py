@@ -25,8 +25,8 @@ from bench.core.run_folder import RunFolder, append_json_line
 from bench.core.units import format_bytes, parse_sizes
 from bench.extensions.microbenchmarks.options import BYTES_PER_ELEMENT, CollectivesConfig, interleave
 from bench.extensions.microbenchmarks.serial import error_bound, serial_sum
-from bench.train.overlap import mean_overlap, support
-from bench.train.rank import (
+from bench.rank.overlap import mean_overlap, support
+from bench.rank.process import (
     device_time,
     end_process,
     link_columns,

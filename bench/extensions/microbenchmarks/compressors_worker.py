@@ -24,9 +24,9 @@ from bench.datasets.base import Dataset
 from bench.extensions.microbenchmarks.options import CompressorsConfig, interleave
 from bench.models.base import seeded_network
 from bench.optimizers.torch_optimizers import Sgd
+from bench.rank import data, partition
+from bench.rank.process import device_time, end_process, rank_main, set_up_device
 from bench.strategies.ddp import WHOLE_MODEL_MB, buckets_of
-from bench.train import data, partition
-from bench.train.rank import device_time, end_process, rank_main, set_up_device
 from collectives.base import Key
 from collectives.payloads import Payload, unpack
 from collectives.transport.base import SingleRank

@@ -25,7 +25,7 @@ from bench.extensions.predict.calibration import LOCAL, MessageCosts
 from bench.extensions.predict.message_costs import message_costs
 from bench.extensions.predict.options import CalibrateConfig
 from bench.extensions.predict.step_parts import CROWDED_STEPS, LEAST_TURNS, RANKS, StepParts, bucket_parts, encoded
-from bench.train.rank import end_process, process_group, rank_main, set_up_device
+from bench.rank.process import end_process, process_group, rank_main, set_up_device
 from collectives.transport.sockets import open_transport
 
 # Weight in seconds of the initial assumption that parts take as long as expected.

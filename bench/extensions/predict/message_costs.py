@@ -23,7 +23,7 @@ from bench.core.counters import ForwarderUse, forwarder_cpu_s
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.extensions.predict.calibration import MessageCosts
-from bench.train.rank import end_process, process_group, rank_main, set_up_device
+from bench.rank.process import end_process, process_group, rank_main, set_up_device
 from collectives.transport.base import Transport, wait_all
 from collectives.transport.sockets import open_transport
 

@@ -32,9 +32,9 @@ from bench.extensions.predict.calibration import (
 from bench.extensions.predict.options import CalibrateConfig
 from bench.models.base import seeded_network
 from bench.optimizers.base import Optimizer
+from bench.rank import partition
+from bench.rank.data import Batches
 from bench.strategies.ddp import wrap
-from bench.train import partition
-from bench.train.data import Batches
 from collectives.allreduce import Ring
 from collectives.base import Key
 from collectives.payloads.base import HEADER_BYTES, Dense, Payload, unpack

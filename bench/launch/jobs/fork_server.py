@@ -62,8 +62,8 @@ def job_variables(threads: int, *, is_local: bool = False) -> dict[str, str]:
     }
 
 
-SERVER = "bench.train.fork_server"
-TRAIN = "bench.train.worker"
+SERVER = "bench.rank.fork_server"
+TRAIN = "bench.rank.worker"
 NAME = "the process that the ranks are forked from"
 GRACE_S = 3.0
 P = ParamSpec("P")

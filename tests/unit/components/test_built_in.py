@@ -21,7 +21,7 @@ from bench.core.run_folder import RunFolder, write_json
 from bench.datasets.base import Dataset, Samples, normalise
 from bench.datasets.built_in import Digits, Synthetic, _axes, _two_colours
 from bench.models.cnn import Linear, SmallCnn
-from bench.train.worker import parts_of, prepare
+from bench.rank.worker import parts_of, prepare
 from tests.testing.configs import make_config
 
 NOWHERE = Path(__file__) / "nowhere"  # a file has no children

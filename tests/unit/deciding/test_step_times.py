@@ -91,8 +91,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
     monkeypatch.setattr(exchange, "ThreadPoolExecutor", Background)
     monkeypatch.setattr(LocalTraining, "train_step", step)
-    monkeypatch.setattr("bench.train.record.device_time", lambda _: found.now)
-    monkeypatch.setattr("bench.train.record.ProgressFile", mock.Mock())
+    monkeypatch.setattr("bench.rank.record.device_time", lambda _: found.now)
+    monkeypatch.setattr("bench.rank.record.ProgressFile", mock.Mock())
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield found
     dist.destroy_process_group()

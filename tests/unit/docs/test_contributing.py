@@ -37,7 +37,7 @@ EXTEND = "\n".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "
 # Functions that are long because each line is a parameter or a part of the set-up.
 LONG = {
     ("bench/cli/run.py", "run"),
-    ("bench/train/worker.py", "run"),
+    ("bench/rank/worker.py", "run"),
     ("compressors/kernels/selection.py", "send_groups"),
 }
 PACKAGES = ("bench", "gradwire", "compressors", "collectives")

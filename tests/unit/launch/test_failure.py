@@ -54,7 +54,7 @@ def test_the_first_rank_that_failed_by_itself_is_named(folder: RunFolder) -> Non
 
 
 IN_TORCH = """Traceback (most recent call last):
-  File "/opt/bench/train/rank.py", line 1, in main
+  File "/opt/bench/rank/process.py", line 1, in main
   File "/lib/python3.11/site-packages/torch/distributed/c10d.py", line 2, in init_process_group
     raise RuntimeError
 RuntimeError: Unable to find address for: nope0

@@ -15,7 +15,7 @@ from bench.core.errors import RunFailed, UsageError
 from bench.core.run_folder import RunFolder
 from bench.core.units import parse_size
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
-from bench.train import fork_server
+from bench.rank import fork_server
 from tests.testing import failing_ranks, prepared_ranks, returning_ranks
 
 

@@ -14,8 +14,8 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.launch.plan import plan, with_ranks
 from bench.models.base import Model
+from bench.rank.trainer import learning_rate
 from bench.strategies.ddp import bucket_size, buckets_of
-from bench.train.trainer import learning_rate
 from compressors.layer import layers_of
 
 ASP, SSP = "async_server:mode=asp", "async_server"

@@ -19,7 +19,7 @@ from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.run import Result, prepare_folder
 from bench.launch.sweep_file import PlannedRun
 from bench.launch.sweep_state import SweepState
-from bench.train.trainer import Diverged, NeverFinite
+from bench.rank.trainer import Diverged, NeverFinite
 from gradwire.step_guard import NonFiniteGradient
 from tests.testing.checkpoints import add_checkpoint
 from tests.testing.configs import make_config

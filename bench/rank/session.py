@@ -18,11 +18,11 @@ from bench.core.run_folder import RunFolder
 from bench.core.schema import PARTITION
 from bench.datasets.base import Dataset, Samples
 from bench.models.base import seeded_network
+from bench.rank import partition
+from bench.rank.checkpoint import Restored, resized
+from bench.rank.data import RankData
+from bench.rank.process import link_rates, return_memory
 from bench.strategies.base import Setup
-from bench.train import partition
-from bench.train.checkpoint import Restored, resized
-from bench.train.data import RankData
-from bench.train.rank import link_rates, return_memory
 from collectives.direct import on_links
 from collectives.transport.process_group import gather_json
 from gradwire.exchange.packed_state import bits_hash

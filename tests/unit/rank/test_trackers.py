@@ -10,7 +10,7 @@ import pytest
 from bench.core.errors import UsageError
 from bench.core.run_folder import RunFolder
 from bench.launch.plan import check
-from bench.train.progress import open_tracker
+from bench.rank.progress import open_tracker
 from tests.testing.configs import make_config
 
 ROWS: list[dict[str, Any]] = [

@@ -13,9 +13,9 @@ from bench.core.config.run import RunConfig
 from bench.core.config.syntax import LrScaling
 from bench.core.processes import own_rank
 from bench.datasets.base import Dataset, Samples
+from bench.rank.data import Batches, Evaluation, RankData, check_inputs, evaluate
+from bench.rank.record import Recorder
 from bench.strategies.base import Batch, BoundStrategy, SaveState
-from bench.train.data import Batches, Evaluation, RankData, check_inputs, evaluate
-from bench.train.record import Recorder
 from compressors.layer import Step
 from gradwire.exchange.report import StepReport
 from gradwire.step_guard import NonFiniteGradient

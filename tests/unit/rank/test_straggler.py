@@ -10,7 +10,7 @@ from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Straggler
 from bench.core.errors import UsageError
 from bench.launch.plan import plan
-from bench.train import worker
+from bench.rank import worker
 
 
 @pytest.mark.parametrize("text", ["rank=1,slowdown=3", " rank = 1 , slowdown = 3.0 ", "rank=1,slowdown=3e0"])

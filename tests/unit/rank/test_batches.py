@@ -12,9 +12,9 @@ import torch
 from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.datasets.base import Samples
-from bench.train import partition
-from bench.train.checkpoint import resized
-from bench.train.data import Batches
+from bench.rank import partition
+from bench.rank.checkpoint import resized
+from bench.rank.data import Batches
 from collectives.recoding import EVERY_RANK
 from tests.testing.configs import make_config
 from tests.testing.local_steps import Rank, run_local

@@ -15,8 +15,8 @@ from bench.core.errors import UsageError
 from bench.datasets.base import Samples
 from bench.datasets.built_in import Digits
 from bench.launch.plan import plan, with_ranks
-from bench.train import partition
-from bench.train.data import Batches, RankData, evaluation_part
+from bench.rank import partition
+from bench.rank.data import Batches, RankData, evaluation_part
 from tests.testing.configs import make_config
 
 # Ten classes of 40 to 310 samples.

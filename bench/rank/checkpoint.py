@@ -18,8 +18,8 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import RunFailed
 from bench.core.run_folder import RunFolder, read_json
 from bench.datasets.base import Dataset, Samples
-from bench.train import data, partition
-from bench.train.data import Batches
+from bench.rank import data, partition
+from bench.rank.data import Batches
 from collectives.recoding import on_every_rank
 from collectives.transport.process_group import gather_json
 from gradwire.exchange.packed_state import PackedState, StateError, load_state

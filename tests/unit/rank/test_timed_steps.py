@@ -14,10 +14,10 @@ import torch
 from bench.core import spec
 from bench.core.errors import DIVERGED
 from bench.datasets.base import DatasetError, Samples
+from bench.rank.data import RankData
+from bench.rank.record import Recorder
+from bench.rank.trainer import Diverged, Trainer
 from bench.strategies.base import Batch, BoundStrategy
-from bench.train.data import RankData
-from bench.train.record import Recorder
-from bench.train.trainer import Diverged, Trainer
 from gradwire.exchange.report import StepReport
 from tests.testing.configs import make_config
 
@@ -98,7 +98,7 @@ def test_a_slow_rank_is_timed_from_the_step_of_all_on(steps_of_all: int, profile
 def test_evaluations_come_at_parts_of_an_epoch(
     every: float, epochs: int, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.train.trainer.evaluate", lambda _, parts, *__: [mock.Mock(accuracy=0.5) for _ in parts])
+    monkeypatch.setattr("bench.rank.trainer.evaluate", lambda _, parts, *__: [mock.Mock(accuracy=0.5) for _ in parts])
     recorder = mock.Mock(measuring=contextlib.nullcontext)
     make_trainer(Among(1), recorder, world_size=2, epochs=epochs, steps=None, eval_every=every).run()
     written = [call.kwargs["columns"] for call in recorder.record_evaluation.call_args_list]
@@ -110,7 +110,7 @@ def test_evaluations_come_at_parts_of_an_epoch(
 
 def test_a_run_ends_at_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
     accuracies = iter([0.5, 0.5, 0.8, 0.8, 0.9, 0.9])
-    monkeypatch.setattr("bench.train.trainer.evaluate", lambda *_: [mock.Mock(accuracy=next(accuracies)) for _ in "ab"])
+    monkeypatch.setattr("bench.rank.trainer.evaluate", lambda *_: [mock.Mock(accuracy=next(accuracies)) for _ in "ab"])
     recorder = mock.Mock(measuring=contextlib.nullcontext)
     target = {"target_accuracy": 0.8, "stop_at_target": True}
     make_trainer(Among(1), recorder, world_size=2, epochs=3, steps=None, eval_every=1, **target).run()
@@ -119,7 +119,7 @@ def test_a_run_ends_at_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_last_row_has_the_accuracy_of_the_training_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.train.trainer.evaluate", lambda _, parts, *__: [mock.Mock(accuracy=0.9) for _ in parts])
+    monkeypatch.setattr("bench.rank.trainer.evaluate", lambda _, parts, *__: [mock.Mock(accuracy=0.9) for _ in parts])
     recorder = mock.Mock(measuring=contextlib.nullcontext)
     target = {"target_accuracy": 0.8, "stop_at_target": True}
     make_trainer(Among(1), recorder, world_size=2, epochs=3, steps=None, eval_every=0.25, **target).run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.train.overlap import MAX_POSITIONS, mean_overlap, sample_index_sets, sampled_overlap, support
+from bench.rank.overlap import MAX_POSITIONS, mean_overlap, sample_index_sets, sampled_overlap, support
 from collectives.payloads import Sparse
 from tests.testing.compressor_cases import alone, case, layers_of_shapes, reduce_once, step_at
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from bench.train.record import RunningStats, mean_loss
+from bench.rank.record import RunningStats, mean_loss
 
 
 def test_of_none_nothing_is_known_and_of_some_what_a_list_would_say() -> None:

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from bench.train.trainer import learning_rate
+from bench.rank.trainer import learning_rate
 from tests.testing.configs import make_config
 
 

@@ -21,8 +21,8 @@ from bench.core.config.run import RunConfig
 from bench.core.processes import own_rank
 from bench.datasets.base import IMAGE_SIZE, Dataset, DatasetError, Samples
 from bench.models.base import pooled_buffers
-from bench.train import partition
-from bench.train.partition import random_generator
+from bench.rank import partition
+from bench.rank.partition import random_generator
 
 
 def steps_per_epoch(num_samples: int, world_size: int, batch_size: int) -> int:

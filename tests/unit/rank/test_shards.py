@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.train import data, partition
+from bench.rank import data, partition
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])

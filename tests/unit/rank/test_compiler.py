@@ -12,7 +12,7 @@ import pytest
 PROGRAM = """
 import sys
 import torch
-from bench.train.rank import process_group
+from bench.rank.process import process_group
 
 def is_loaded():
     return "torch._dynamo.utils" in sys.modules

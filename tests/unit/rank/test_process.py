@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.train.rank import process_group
+from bench.rank.process import process_group
 from collectives.transport.base import TransportError
 
 

@@ -1,4 +1,4 @@
-"""The process that ranks are forked from: the launcher runs `python -m bench.train.fork_server MODULE CONNECTION`.
+"""The process that ranks are forked from: the launcher runs `python -m bench.rank.fork_server MODULE CONNECTION`.
 
 The process imports MODULE, which the ranks run, and then serves requests from the connection, whose file descriptor is
 CONNECTION, one after the other: it calls a function and sends back the result or exception, or runs a job and sends
@@ -39,7 +39,7 @@ try:
     )
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from bench.train.rank import INIT_METHOD, end_process
+    from bench.rank.process import INIT_METHOD, end_process
     from collectives.transport.base import MembershipError, TransportError
 except Exception as error:
     if (refusal := environment.failure_to_import_torch(error)) is None:

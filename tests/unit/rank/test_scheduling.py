@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from bench.train import rank
+from bench.rank import process
 
 # The number of sched_getattr(2) follows that of sched_setattr; an old kernel answers with a slice of 0.
 TAKE_TURNS = """
 import ctypes, os, platform, threading
-from bench.train import rank
-from bench.train.rank import use_batch_scheduling
+from bench.rank import process
+from bench.rank.process import use_batch_scheduling
 niceness = os.nice(3)
 use_batch_scheduling()
 seen = []
@@ -22,9 +22,9 @@ thread.start()
 thread.join()
 print(os.sched_getscheduler(0) == os.SCHED_BATCH, seen == [os.SCHED_BATCH])
 print(os.getpriority(os.PRIO_PROCESS, 0) == niceness)
-answer = ctypes.create_string_buffer(rank._SCHED_ATTR.size)
-ctypes.CDLL(None).syscall(rank._SCHED_SETATTR[platform.machine()] + 1, 0, answer, len(answer), 0)
-print(rank._SCHED_ATTR.unpack(answer.raw)[5])
+answer = ctypes.create_string_buffer(process._SCHED_ATTR.size)
+ctypes.CDLL(None).syscall(process._SCHED_SETATTR[platform.machine()] + 1, 0, answer, len(answer), 0)
+print(process._SCHED_ATTR.unpack(answer.raw)[5])
 """
 
 
@@ -42,7 +42,7 @@ def test_the_thread_and_those_it_starts_run_in_batch_at_the_same_niceness() -> N
 @pytest.mark.skipif(sys.platform != "linux", reason="scheduling policies are Linux's")
 def test_a_policy_that_the_user_chose_is_kept() -> None:
     program = (
-        "import os; from bench.train.rank import use_batch_scheduling; "
+        "import os; from bench.rank.process import use_batch_scheduling; "
         "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); "
         "use_batch_scheduling(); print(os.sched_getscheduler(0) == os.SCHED_IDLE)"
     )
@@ -56,7 +56,7 @@ def test_a_policy_that_the_user_chose_is_kept() -> None:
 def test_where_it_cannot_be_had_the_log_says_so(
     numbers: dict[str, int], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(rank, "_SCHED_SETATTR", numbers)
-    monkeypatch.setattr(rank.platform, "machine", lambda: "any")
-    rank.use_batch_scheduling()
+    monkeypatch.setattr(process, "_SCHED_SETATTR", numbers)
+    monkeypatch.setattr(process.platform, "machine", lambda: "any")
+    process.use_batch_scheduling()
     assert sentence in capsys.readouterr().err

@@ -18,10 +18,10 @@ from bench.core.processes import own_rank, peak_rss_bytes
 from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder, append_json_line, read_json
 from bench.core.schema import LAYERS, LINKS
+from bench.rank.overlap import sample_index_sets, sampled_overlap
+from bench.rank.process import device_time, link_columns
+from bench.rank.progress import ProgressFile, open_tracker
 from bench.strategies.base import BoundStrategy, RepeatsDecisions
-from bench.train.overlap import sample_index_sets, sampled_overlap
-from bench.train.progress import ProgressFile, open_tracker
-from bench.train.rank import device_time, link_columns
 from collectives.transport.base import Purpose, Traffic
 from collectives.transport.process_group import gather_json
 from gradwire.exchange.packed_state import bits_hash

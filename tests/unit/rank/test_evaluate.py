@@ -14,8 +14,8 @@ from torch import nn
 
 from bench.datasets.base import DatasetError, Samples, normalise
 from bench.datasets.built_in import Digits, Synthetic
-from bench.train.data import EVALUATION_BATCH, TRAIN_SAMPLES, evaluate, train_sample
-from bench.train.progress import PROGRESS_EVERY_S, ProgressFile
+from bench.rank.data import EVALUATION_BATCH, TRAIN_SAMPLES, evaluate, train_sample
+from bench.rank.progress import PROGRESS_EVERY_S, ProgressFile
 
 
 @pytest.fixture(autouse=True)

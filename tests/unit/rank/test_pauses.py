@@ -7,7 +7,7 @@ from unittest.mock import MagicMock, call
 import pytest
 import torch
 
-from bench.train.trainer import Trainer
+from bench.rank.trainer import Trainer
 
 STEPS = 4
 

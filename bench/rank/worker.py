@@ -1,4 +1,4 @@
-"""One rank of a run: `python -m bench.train.worker RUN_FOLDER`, or a fork that calls `main`.
+"""One rank of a run: `python -m bench.rank.worker RUN_FOLDER`, or a fork that calls `main`.
 
 The rank reads its configuration from `config.json` in the run folder. If the rank fails, it writes `errors/rank-N.json`
 to the folder, for the launcher.
@@ -21,10 +21,9 @@ from bench.core.errors import BenchError, RunFailed
 from bench.core.processes import own_rank
 from bench.core.run_folder import RunFolder, write_json
 from bench.datasets.base import Dataset, DatasetError
-from bench.strategies.base import BoundStrategy, CommandedRank, Strategy
-from bench.train.checkpoint import Checkpointer, Restored
-from bench.train.data import pool_running_statistics_
-from bench.train.rank import (
+from bench.rank.checkpoint import Checkpointer, Restored
+from bench.rank.data import pool_running_statistics_
+from bench.rank.process import (
     device_time,
     end_process,
     group_of_one,
@@ -33,9 +32,10 @@ from bench.train.rank import (
     rendezvous_store,
     training_device,
 )
-from bench.train.record import Recorder
-from bench.train.session import components, data_and_state, parts_of, way_to_agree
-from bench.train.trainer import Diverged, Trainer
+from bench.rank.record import Recorder
+from bench.rank.session import components, data_and_state, parts_of, way_to_agree
+from bench.rank.trainer import Diverged, Trainer
+from bench.strategies.base import BoundStrategy, CommandedRank, Strategy
 from collectives.options import OptionError
 from collectives.payloads.fields import PayloadError
 from collectives.transport.base import MembershipError, RunEnded, TransportError

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from bench.train.trainer import StepTime, speed_columns
+from bench.rank.trainer import StepTime, speed_columns
 
 
 def step(until_exchanged_s: float, exposed_s: float | None) -> StepTime:

@@ -1,1 +1,0 @@
-"""The code that runs in each rank. The launcher starts `python -m bench.train.worker` and imports nothing from here."""
