@@ -7,9 +7,12 @@ import json
 import shutil
 from pathlib import Path
 
+import pandas
 import pytest
 
+from bench.core.columns import to_cell
 from tests.testing import third_party
+from tests.testing.fake_rows import fake_seeds, topk_seeds
 from tests.testing.invoke import execute, only_run, rows
 from tests.testing.plugins import install_entry_points
 
@@ -19,6 +22,12 @@ COMPONENTS = {
     "collectives": ("star", "Star"),
     "optimizers": ("sign_momentum", "SignMomentum"),
     "strategies": ("averaging", "Averaging"),
+    "models": ("tiny", "Tiny"),
+}
+OTHERS = {
+    "bench.columns": {"stranger": "stranger.columns:COLUMNS"},
+    "bench.metrics": {"distance": "stranger.extras:DISTANCE"},
+    "bench.commands": {"wave": "stranger.extras:wave"},
 }
 STEPS, EVERY = 12, 4
 
@@ -28,7 +37,7 @@ def installed(tmp_path: Path) -> str:
     """Install the package, and return its PYTHONPATH."""
     shutil.copytree(FOLDER, tmp_path / "stranger")
     points = {f"bench.{room}": {module: f"stranger.{module}:{name}"} for room, (module, name) in COMPONENTS.items()}
-    install_entry_points(tmp_path, "stranger", points)
+    install_entry_points(tmp_path, "stranger", points | OTHERS)
     return str(tmp_path)
 
 
@@ -57,7 +66,7 @@ def test_a_compressor_a_collective_and_an_optimizer_train_together(installed: st
 
 def test_a_strategy_trains(installed: str, tmp_path: Path) -> None:
     run = (
-        "run", "--model", "linear", "--strategy", f"averaging:every={EVERY}", "--collective", "ring",
+        "run", "--model", "tiny", "--strategy", f"averaging:every={EVERY}", "--collective", "ring",
         "--steps", str(STEPS), "--out", str(tmp_path / "out"),
     )  # fmt: skip
     refused = execute(*run, "--compressor", "fp16", PYTHONPATH=installed)
@@ -67,8 +76,26 @@ def test_a_strategy_trains(installed: str, tmp_path: Path) -> None:
     assert answer.code == 0, answer.error
     (row,) = rows(only_run(tmp_path / "out"))
     assert (row["strategy"], row["replicas_in_sync"]) == (f"averaging:every={EVERY}", "true")
+    assert 0 < float(row["test_distance"]) < 100
     # of two ranks in a ring, each sends half a tensor twice
     assert float(row["payload_bytes_per_step"]) == float(row["dense_bytes_per_step"]) / EVERY
+
+
+def test_a_metric_with_a_column_of_its_own_is_compared(installed: str, tmp_path: Path) -> None:
+    own = [4.01, 4.02, 4.03, 2.01, 2.02, 2.03]
+    listed = [
+        {name: to_cell(value) for name, value in row.items() if "accuracy" not in name} | {"test_distance": distance}
+        for distance, row in zip(own, fake_seeds([1.0] * 3) + topk_seeds([1.0] * 3), strict=True)
+    ]
+    file = tmp_path / "rows.csv"
+    pandas.DataFrame(listed).to_csv(file, index=False)
+    shown = execute("compare", str(file), "--metric", "test_distance", PYTHONPATH=installed)
+    assert shown.code == 0, shown.error
+    assert shown.out.startswith("Lower distance: topk -49.8 %")
+
+
+def test_a_command_is_called(installed: str) -> None:
+    assert execute("wave", PYTHONPATH=installed).out == "hello\n"
 
 
 def test_a_strategy_needs_few_concepts() -> None:
@@ -76,7 +103,7 @@ def test_a_strategy_needs_few_concepts() -> None:
     tree = ast.parse((FOLDER / "averaging.py").read_text(encoding="utf-8"))
     (_, trained) = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     defined = {node.name for node in trained.body if isinstance(node, ast.FunctionDef)} - {"__init__"}
-    assert defined == {"train_step", "synchronize", "state_dict", "load_state_dict"}
+    assert defined == {"train_step", "synchronize", "columns", "state_dict", "load_state_dict"}
 
 
 @pytest.mark.parametrize(("room", "most"), [("compressors", 7), ("collectives", 5), ("optimizers", 3)])

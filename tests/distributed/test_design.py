@@ -1,8 +1,10 @@
-"""docs/design.md lists the path of a gradient; a traced step calls every function that the table names."""
+"""docs/design.md lists the paths of a gradient and of an option; what is traced calls every function of the tables."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -16,13 +18,15 @@ from gradwire import attach
 from tests.testing.ranks import run_ranks
 
 ROOT = Path(__file__).parents[2]
-LISTED = re.compile(r"^\| `((?:gradwire|compressors|collectives)/\S+\.py)` \| (`\w+`(?:, `\w+`)*) \|", re.MULTILINE)
+LISTED = re.compile(
+    r"^\| `((?:gradwire|compressors|collectives|bench)/\S+\.py)` \| (`\w+`(?:, `\w+`)*) \|", re.MULTILINE
+)
 
 
-def listed_functions() -> set[tuple[str, str]]:
-    """Return (file, function) of every function in the table."""
+def listed_functions(of: str) -> set[tuple[str, str]]:
+    """Return (file, function) of every function in the table of a path, such as that of a gradient."""
     page = (ROOT / "docs/design.md").read_text(encoding="utf-8")
-    table = page.split("### The path of a gradient")[1].split("###")[0]
+    table = page.split(f"### The path of {of}")[1].split("###")[0]
     return {(path, name.strip("`")) for path, names in LISTED.findall(table) for name in names.split(", ")}
 
 
@@ -66,10 +70,49 @@ def called_functions(rank: int) -> set[tuple[str, str]]:
 
 
 def test_a_step_calls_every_function_on_a_gradients_way(tmp_path: Path) -> None:
-    listed = listed_functions()
+    listed = listed_functions("a gradient")
     files = {file for file, _ in listed}
     assert 10 < len(files) <= 16
     called, _ = run_ranks(called_functions, 2, tmp_path)
     assert listed <= called, f"listed, but not called: {sorted(listed - called)}"
     libraries = ("gradwire/", "compressors/", "collectives/")
     assert {file for file, _ in called if file.startswith(libraries)} == files | files_beside()
+
+
+# Every Python process of the command runs this program first; it writes each function of ours that is called.
+NOTES_CALLS = """
+import os, sys, threading
+from pathlib import Path
+
+seen = set()
+
+def note(frame, event, _):
+    code = frame.f_code
+    if event == "call" and code not in seen and code.co_filename.startswith(os.environ["ROOT"] + "/bench/"):
+        seen.add(code)
+        with Path(os.environ["CALLED"]).open("a") as file:
+            file.write(f"{code.co_filename[len(os.environ['ROOT']) + 1:]} {code.co_name}" + chr(10))
+
+sys.setprofile(note)
+threading.setprofile(note)
+"""
+
+
+def test_a_command_calls_every_function_on_an_options_way(tmp_path: Path) -> None:
+    listed = listed_functions("an option")
+    assert 10 < len({file for file, _ in listed}) <= 14
+    (tmp_path / "sitecustomize.py").write_text(NOTES_CALLS, encoding="utf-8")
+    called = tmp_path / "called"
+    arguments = ("run", "--model", "linear", "--steps", "2", "--batch-size", "8", "--train-size", "64")
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", *arguments, "--test-size", "16"],
+        cwd=tmp_path,
+        env=os.environ | {"CALLED": str(called), "ROOT": str(ROOT), "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = {tuple(line.split()) for line in called.read_text(encoding="utf-8").splitlines()}
+    of_bench = {each for each in listed if each[0].startswith("bench/")}
+    assert of_bench <= found, f"listed, but not called: {sorted(of_bench - found)}"

@@ -52,6 +52,9 @@ class Averaged(BoundStrategy):
             self.channel.combine_([layer.weight.data for layer in self.layers])
         self.steps_since = 0
 
+    def columns(self):
+        return {"test_distance": float(sum(layer.weight.norm() for layer in self.layers))}
+
     def state_dict(self):
         return super().state_dict() | {"steps_since": self.steps_since}
 
