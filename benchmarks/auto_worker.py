@@ -25,10 +25,11 @@ from bench.datasets.base import Samples
 from bench.rank import partition
 from bench.rank.data import Batches
 from bench.rank.process import end_process, process_group, rank_main, set_up_device
-from bench.strategies.ddp import bucket_size, wrap
+from bench.strategies.ddp import wrap
 from compressors.auto.compressor import ChoosingHook
 from compressors.layer import layers_of
 from gradwire.ddp.attach import attach
+from gradwire.ddp.buckets import bucket_size
 
 LR, MOMENTUM = 0.02, 0.9
 SETTLING = 2

@@ -151,8 +151,8 @@ class Subject:
         from torch.nn.parallel import DistributedDataParallel
 
         from bench.core import spec
-        from bench.strategies.ddp import bucket_size
         from compressors.layer import layers_of
+        from gradwire.ddp.buckets import bucket_size
 
         torch.manual_seed(1)
         self.way, self.parts, self.per_turn = way, parts, plan["per_turn"]

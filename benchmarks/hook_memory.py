@@ -36,9 +36,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.core import spec
 from bench.core.environment import origin_columns
-from bench.strategies.ddp import bucket_size
 from compressors.layer import layers_of
 from gradwire.ddp.attach import attach
+from gradwire.ddp.buckets import bucket_size
 
 DDP = "ddp"  # without a hook
 WAYS = (

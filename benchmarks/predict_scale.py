@@ -23,12 +23,12 @@ import torch
 from bench.extensions.predict.flows import Flows
 from bench.extensions.predict.links import Links
 from bench.models.resnet import ResNet50
-from bench.strategies.ddp import buckets_of
 from collectives import options
 from collectives.base import Collective
 from collectives.schedule.rounds import Layout
 from collectives.schedule.waves import Ints, Lengths, waves_of
 from compressors.layer import layers_of
+from gradwire.ddp.buckets import buckets_of
 
 ALL = (
     "ring",

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 FP32_BYTES = 4
-
 Granularity = Literal["layer", "bucket"]
 # The options of most compressors, which `Compressor` and the reducer follow where a compressor declares them.
 ErrorFeedback = Annotated[bool, Doc("add what was not sent to the next gradient")]

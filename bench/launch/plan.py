@@ -106,8 +106,8 @@ def plan(options: RunConfig) -> RunConfig:
     import torch
 
     from bench.models.base import build_network
-    from bench.strategies.ddp import gradient_mb
     from compressors.layer import layers_of, sparse_gradients
+    from gradwire.ddp.buckets import gradient_mb
 
     config = options if options.filled else check(options)
     parts = build_components(config)

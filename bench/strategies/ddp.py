@@ -6,7 +6,6 @@ Source: Li et al., "PyTorch Distributed: Experiences on accelerating data parall
 import abc
 import dataclasses
 import inspect
-import itertools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -27,9 +26,10 @@ from collectives.allreduce import Native
 from collectives.base import Collective
 from collectives.refusals import Refusal
 from collectives.transport.base import Purpose, Traffic
-from compressors.base import FP32_BYTES, Compressor, TorchHook
+from compressors.base import Compressor, TorchHook
 from compressors.floats import NoCompression
 from compressors.layer import Layer, Step, layers_of, without_gradient
+from gradwire.ddp.buckets import WHOLE_MODEL_MB, bucket_size, gradient_mb
 from gradwire.ddp.hook import CompressionHook, OwnHook
 from gradwire.exchange.communicator import (
     CompressedCommunicator,
@@ -40,11 +40,6 @@ from gradwire.exchange.communicator import (
 from gradwire.exchange.report import EncodedLayer, StepReport
 from gradwire.optim.base import BoundOptimizer
 from gradwire.step_guard import Nonfinite, StepGuard, are_finite
-
-WHOLE_MODEL_MB = 2.0**20  # more than any model: all layers go into one bucket
-MIN_BUCKET_MB, MAX_BUCKET_MB = 1.0, 25.0  # DDP's own default is 25
-BUCKET_COST = 0.05  # assumed time of one more bucket, as a share of the time to exchange the model
-SMALL_BUCKET = 0.05  # share of the model; backward of a smaller rest is assumed to take no time
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -135,45 +130,6 @@ _TAKEN = inspect.signature(DistributedDataParallel.__init__).parameters
 NO_BROADCASTS: dict[str, Any] = {
     "forward_sync_buffers" if "forward_sync_buffers" in _TAKEN else "broadcast_buffers": False
 }
-
-
-def gradient_mb(layers: Sequence[Layer]) -> float:
-    """Return the size of the layers' gradients in MiB, as fp32, with 4 significant digits."""
-    return float(f"{sum([layer.numel for layer in layers]) * FP32_BYTES / 2**20:.4g}")
-
-
-def bucket_size(layers: Sequence[Layer]) -> float:
-    """Return a size of DDP's buckets for these layers in MiB: 25 to 45 % of the model, at least 1 and at most 25.
-
-    The exchange of the last bucket does not overlap with backward, so the size is chosen that gives few buckets and a
-    small last one.
-    """
-    model_mb = gradient_mb(layers)
-
-    def cost(bucket_mb: float) -> float:
-        sizes = [gradient_mb(bucket) for bucket in buckets_of(layers, bucket_mb)]
-        exposed = next(mb for mb in itertools.accumulate(reversed(sizes)) if mb >= SMALL_BUCKET * model_mb)
-        return exposed + BUCKET_COST * model_mb * len(sizes)
-
-    wanted = [round(model_mb * percent / 100, 2) for percent in range(45, 24, -1)]
-    return min([min(MAX_BUCKET_MB, max(MIN_BUCKET_MB, mb)) for mb in wanted], key=cost)
-
-
-def buckets_of(layers: Sequence[Layer], bucket_mb: float) -> list[list[Layer]]:
-    """Return the layers in buckets of at least `bucket_mb` MiB of fp32 gradients, as DDP groups them.
-
-    The buckets hold the layers from the last to the first, in which order gradients usually become ready; the last
-    bucket may be smaller.
-    """
-    buckets: list[list[Layer]] = [[]]
-    numel = 0
-    for layer in reversed(layers):
-        if numel * FP32_BYTES >= bucket_mb * 2**20:
-            buckets.append([])
-            numel = 0
-        buckets[-1].append(layer)
-        numel += layer.numel
-    return buckets
 
 
 def wrap(model: nn.Module, device: torch.device, bucket_mb: float) -> DistributedDataParallel:

@@ -26,12 +26,12 @@ from bench.models.base import seeded_network
 from bench.optimizers.torch_optimizers import Sgd
 from bench.rank import data, partition
 from bench.rank.process import device_time, end_process, rank_main, set_up_device
-from bench.strategies.ddp import WHOLE_MODEL_MB, buckets_of
 from collectives.base import Key
 from collectives.payloads import Payload, unpack
 from collectives.transport.base import SingleRank
 from compressors.base import FP32_BYTES, Compressor
 from compressors.layer import Layer, Step, layers_of
+from gradwire.ddp.buckets import WHOLE_MODEL_MB, buckets_of
 from gradwire.exchange.encode_group import group_layers
 from gradwire.exchange.reducer import reducer_for
 from gradwire.exchange.report import Bucket

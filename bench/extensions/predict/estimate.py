@@ -24,11 +24,10 @@ from bench.extensions.predict.calibration import (
     MessageCosts,
     MessageProfile,
 )
+from bench.extensions.predict.message_profile import growth_in_parts
 from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.request import BASELINE
-from bench.extensions.predict.step_parts import growth_in_parts
 from bench.models.base import Model, build_network
-from bench.strategies.ddp import bucket_size, buckets_of
 from collectives.base import Key
 from collectives.options import raise_first
 from collectives.payloads.base import Payload
@@ -36,6 +35,7 @@ from collectives.schedule.rounds import leaves
 from collectives.transport.base import SingleRank
 from compressors.base import Compressor
 from compressors.layer import Layer, Step, layers_of
+from gradwire.ddp.buckets import bucket_size, buckets_of
 from gradwire.exchange.reducer import reducer_for
 from gradwire.exchange.report import Bucket
 

@@ -13,7 +13,8 @@ from torch import nn
 
 from bench.core import registry, spec
 from bench.extensions.async_server.server import ParameterServer
-from bench.extensions.async_server.strategy import AsyncTraining, AsyncWorker, ServerParameters
+from bench.extensions.async_server.strategy import AsyncTraining, ServerParameters
+from bench.extensions.async_server.worker import AsyncWorker
 from bench.optimizers.base import Optimizer
 from collectives.payloads.base import unpack
 from compressors.base import Compressor, PerLayer

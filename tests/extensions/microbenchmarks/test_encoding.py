@@ -11,9 +11,9 @@ import torch
 from bench.extensions.microbenchmarks.compressors_worker import WARMUP_PASSES, Encoding, recorded, synthetic
 from bench.extensions.microbenchmarks.options import CompressorsConfig
 from bench.launch.layer_plan import expected_bucket_nbytes
-from bench.strategies.ddp import buckets_of
 from compressors.layer import layers_of
 from compressors.topk import TopK
+from gradwire.ddp.buckets import buckets_of
 from tests.testing.compressor_cases import LAYERS, NAMES, layers_of_shapes
 
 CONFIG = CompressorsConfig(compressors="none", model="linear", dataset="digits", repeats=3)

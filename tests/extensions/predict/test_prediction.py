@@ -32,6 +32,7 @@ from bench.extensions.predict.calibration import (
     Validated,
 )
 from bench.extensions.predict.contention import crowd_at
+from bench.extensions.predict.message_profile import growth_in_parts
 from bench.extensions.predict.options import CalibrateConfig, PredictConfig
 from bench.extensions.predict.prediction import Prediction, lengths_of
 from bench.extensions.predict.ranking import _verdict, dense_on_each_collective, pairs, parse_sweep, regimes, sweep
@@ -43,7 +44,6 @@ from bench.extensions.predict.request import (
     predicted,
     request_from_options,
 )
-from bench.extensions.predict.step_parts import growth_in_parts
 from bench.extensions.predict.validation import notes
 from bench.hosts.cluster import HostLink
 from tests.extensions.predict.calibrations import SPARSE, calibration

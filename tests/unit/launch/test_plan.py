@@ -15,8 +15,8 @@ from bench.core.errors import UsageError
 from bench.launch.plan import plan, with_ranks
 from bench.models.base import Model
 from bench.rank.trainer import learning_rate
-from bench.strategies.ddp import bucket_size, buckets_of
 from compressors.layer import layers_of
+from gradwire.ddp.buckets import bucket_size, buckets_of
 
 ASP, SSP = "async_server:mode=asp", "async_server"
 
