@@ -37,6 +37,7 @@ import psutil
 import pytest
 
 from collectives.kernels import library
+from tests.testing.on_ranks import folder, pytest_pyfunc_call, rank, start_of  # noqa: F401 - fixtures and a hook
 
 if TYPE_CHECKING:
     from bench.launch.jobs.fork_server import ForkServer
@@ -55,18 +56,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if folder := config.getoption("--loops"):
-        other = library.load(folder)
+    config.addinivalue_line("markers", "ranks(number, apart): the test is called on every rank, with its `rank`")
+    if loops := config.getoption("--loops"):
+        other = library.load(loops)
         assert other.handle is not None, other.finding
         library.found = lambda: other
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Hand out short tests to parallel processes by the module; one by one, thousands would be waited for."""
+    """Hand out tests to parallel processes: those on ranks by their start, and short ones by the module.
+
+    One by one, thousands would be waited for.
+    """
     for item in items:
         module = item.path.relative_to(Path(__file__).parent)
-        if module.parts[0] in SHORT and item.get_closest_marker("xdist_group") is None:
+        if item.get_closest_marker("xdist_group") is not None:
+            continue
+        if of := start_of(item):
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} on ranks {of}"))
+        elif module.parts[0] in SHORT:
             item.add_marker(pytest.mark.xdist_group(str(module)))
 
 
@@ -79,9 +88,9 @@ def cases(request: pytest.FixtureRequest) -> range:
 @pytest.fixture
 def in_memory() -> Iterator[Path]:
     """Yield an empty folder in memory that the test must leave empty; other programs use /dev/shm meanwhile."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
-        assert not list(Path(folder).iterdir())
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as empty:
+        yield Path(empty)
+        assert not list(Path(empty).iterdir())
 
 
 @pytest.fixture(scope="session", autouse=True)

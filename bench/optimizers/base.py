@@ -53,7 +53,7 @@ class Optimizer(Options):
     @property
     def keeps_gradients(self) -> bool:
         """Return True if ranks exchange other data instead of gradients; each rank then uses its own gradients."""
-        return getattr(self.built, "keeps_gradients", False)
+        return isinstance(self.built, type) and getattr(self.built, "keeps_gradients", False)
 
     @property
     def encodes_itself(self) -> bool:

@@ -187,7 +187,7 @@ def test_a_smoke_test_that_cannot_start_is_a_failure(tmp_path: Path, monkeypatch
     def refuse(_request: object) -> None:
         raise UsageError("no such thing")
 
-    monkeypatch.setattr(doctor, "resolve", refuse)
+    monkeypatch.setattr(doctor, "plan", refuse)
     assert doctor.smoke_test(tmp_path, ForkServer(TRAIN)) == doctor.Check(
         "fail", "smoke", "no such thing", "fix what the other lines name"
     )

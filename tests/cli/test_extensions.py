@@ -157,7 +157,7 @@ def imports_below(path: Path) -> dict[str, list[str]]:
     }
 
 
-def tests_of(part: str) -> str:
+def folder_of_tests(part: str) -> str:
     return f"tests/extensions/{Path(part).name}"
 
 
@@ -173,7 +173,7 @@ def copy_without(parts: Iterable[str], copy: Path) -> Path:
             (copy / part).unlink()
             continue
         shutil.rmtree(copy / part)
-        shutil.rmtree(copy / tests_of(part), ignore_errors=True)
+        shutil.rmtree(copy / folder_of_tests(part), ignore_errors=True)
     return copy
 
 
@@ -201,7 +201,7 @@ LINT_IMPORTS = "from importlinter.cli import lint_imports_command; lint_imports_
 @pytest.mark.parametrize("part", dependants())
 def test_a_part_that_can_be_deleted_leaves_nothing_that_needs_it(part: str, tmp_path: Path) -> None:
     gone = dependants()[part]
-    removed = tuple(path for other in gone for path in (other, tests_of(other)))
+    removed = tuple(path for other in gone for path in (other, folder_of_tests(other)))
     needed = {
         (file, name)
         for folder in (*PACKAGES, "tests")

@@ -175,7 +175,7 @@ def test_the_layers_name_every_folder() -> None:
     for layers, content in rows:
         for layer in re.findall(r"`([a-z.]+)`", layers):
             folder = f"{layer.replace('.', '/')}/"
-            named |= {folder, *(folder + within for within in re.findall(r"`([a-z/]+/)`", content))}
+            named |= {folder, *(folder + within for within in re.findall(r"`([a-z_/]+/)`", content))}
     files = [file.relative_to(ROOT) for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
     folders = {f"{file.parent}/" for file in files}
     assert folders <= named

@@ -107,6 +107,8 @@ def test_what_an_optimizer_has_not_sent_is_held_memory(text: str, num_held: int)
         channel = CompressedCommunicator(layers_of(model), reducer_for(NoCompression()), Ring(), transport)
         optimizer = spec.build("optimizers", text).bind(model, 0.1, channel)
         strategy = OwnGradients(model, channel, optimizer, trigger="async", nonfinite="skip")
+        if text == "onebit_adam":  # what it keeps for its own part begins with the first mean
+            optimizer.average_bits_(torch.ones(8 * 16 + 4 * 8), None)
         assert strategy.held_bytes == 4 * num_held
 
     run_threads(train, 2)

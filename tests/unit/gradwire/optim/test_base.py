@@ -66,11 +66,15 @@ def test_a_closure_is_called_and_a_schedule_followed() -> None:
         (lambda model: Dion(model, rank_fraction=2), OptionError, "dion: rank_fraction=2 is not possible"),
         (lambda model: Dion(model, compressor="topk"), OptionError, "which topk does not encode; use compressor none"),
         (lambda model: Dion(nn.Linear(2, 2)), OptionError, "dion updates hidden matrices, and this model has none"),
-        (lambda model: DeMo(model, collective="ring"), OptionError, "it needs all messages; use collective allgather"),
+        (
+            lambda model: DeMo(model, collective="ring"),
+            OptionError,
+            "ring adds them; use collective allgather",
+        ),
         (lambda model: OneBitAdam(model, collective="rink"), OptionError, "did you mean 'ring'"),
         (lambda model: Muon([{"params": model.parameters()}]), ValueError, "groups of parameters with options of"),
         (lambda model: KFAC(model, DeMo(model)), ValueError, "K-FAC does not precondition for DeMo"),
-        (lambda model: KFAC(model, Muon(model), transfer="cholesky"), OptionError, "add collective=ring to it"),
+        (lambda model: KFAC(model, Muon(model), transfer="cholesky"), OptionError, "; use collective=ring"),
     ],
 )
 def test_what_cannot_work_is_refused_in_a_sentence(make: Make, error: type[Exception], sentence: str) -> None:

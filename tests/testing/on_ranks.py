@@ -33,18 +33,6 @@ def folder() -> None:
     """Stand in for the folder, which the test's processes make."""
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "ranks(number, apart): the test is called on every rank, with its `rank`")
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests that share a start in one of pytest's parallel processes."""
-    for item in items:
-        if (of := start_of(item)) and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} on ranks {of}"))
-
-
 def start_of(item: pytest.Item) -> tuple[Any, ...]:
     """Return the number of ranks and what else the tests of one start have in common; nothing for other tests."""
     marker = item.get_closest_marker("ranks")
