@@ -10,7 +10,7 @@ NOT_BUILT := collectives/kernels/not-built.txt bench/hosts/forwarder/not-built.t
 LOOPS := bench/hosts/forwarder/__init__.py bench/hosts/forwarder/native/* collectives/kernels/build.py collectives/kernels/native/* collectives/payloads/codec/native/* compressors/kernels/native/*
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-network check test exhaustive sanitize triton bench-ci bless published published-quick attack resume-sweep lint format docs clean
+.PHONY: help setup demo demo-network check test exhaustive coverage sanitize triton bench-ci bless published published-quick attack resume-sweep lint format docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ test: lint ## check style, types and layers, then run all tests but the long one
 exhaustive: $(READY) ## the tests that CI does not wait for; every native loop against the reference path with 10 000 random inputs
 	@$(BIN)/python -m pytest -q -m long --numprocesses 2
 	@$(BIN)/python -m pytest -q -m loops --cases 10000 --timeout 0 --numprocesses 2 tests/unit/compressors tests/unit/collectives
+
+coverage: $(READY) ## lines and branches that the tests execute, in every process (half an hour)
+	@$(BIN)/python -m pytest -q --numprocesses 2 --dist loadgroup --cov --cov-report=term
 
 sanitize: $(READY) ## the same tests under the address and undefined-behaviour sanitizers (needs cc)
 	@$(BIN)/python -m tests.sanitize

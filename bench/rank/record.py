@@ -262,8 +262,7 @@ class Recorder:
             self._metrics.append(row)
             at = {name: row[name] for name in ("run_id", "epoch", "step")}
             self._layers.extend(at | each for each in self._layer_rows())
-            reporter = self.strategy.reporter
-            if reporter is not None and (links := reporter.link_rows(self._sums.steps)):
+            if links := self.strategy.link_rows(self._sums.steps):
                 RowWriter(self._folder.links, LINKS).extend(at | each for each in links)
             if self._tracker is not None:
                 self._tracker.row(row)
@@ -289,8 +288,8 @@ class Recorder:
             "held_bytes": self.strategy.held_bytes,
             "weights": bits_hash(self.strategy.model.parameters()),
         }
-        of_rank = [own] if self.strategy.reporter is None else self.strategy.reporter.replica_figures(own)
-        return [each for of_each in gather_json(of_rank, self.strategy.loop) for each in of_each]
+        of_ranks = gather_json(self.strategy.replica_figures(own), self.strategy.loop)
+        return [each for of_rank in of_ranks for each in of_rank]
 
     def _sent(self) -> dict[str, dict[str, Any]]:
         traffic = self.strategy.traffic.items()

@@ -288,14 +288,12 @@ class BoundStrategy(abc.ABC):
         interval: number of steps after which the work of the steps repeats, for example from exchange to exchange.
         first_step: the step of the run from which this process trains, if it joins after the others.
         evaluates: False if this rank leaves evaluations to others.
-        reporter: reports the work of other processes together with that of this one; None without others.
     """
 
     loop: dist.ProcessGroup | None = None
     interval: int = 1
     first_step: int = 0
     evaluates: bool = True
-    reporter: ReportsForOthers | None = None
 
     def __init__(
         self, model: nn.Module, exchanges: Sequence[Exchange], optimizer: torch.optim.Optimizer | None = None
@@ -377,6 +375,23 @@ class BoundStrategy(abc.ABC):
         """Return the values of columns of `metrics.csv` that only this strategy has, by name; those of rank 0 count."""
         return {}
 
+    def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the figures since the last row of each copy of the network that this process reports, by name.
+
+        Some strategies have ranks that write no rows themselves, so that another rank reports for them.
+
+        Args:
+            own: figures of this process alone, such as its CPU time, by name.
+        """
+        return [own]
+
+    def link_rows(self, num_steps: int) -> list[dict[str, Any]]:
+        """Return the rows of `links.csv` about the last `num_steps` steps, without the columns run_id, epoch and step.
+
+        Each row gives the traffic between two processes; without a strategy that counts it there are none.
+        """
+        return []
+
     @property
     def traffic(self) -> Mapping[Purpose, Traffic]:
         """Return the messages and bytes that this rank has sent since the start, per purpose."""
@@ -423,22 +438,3 @@ class CommandedRank(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Release connections and memory; every rank must call this method."""
-
-
-class ReportsForOthers(Protocol):
-    """A strategy or part of one whose rank also reports the figures of ranks that write no rows themselves."""
-
-    def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return one dict for each copy of the network that this process or the processes it reports for train.
-
-        Each dict holds that copy's figures since the last row of `metrics.csv`, such as its CPU time, by name.
-
-        Args:
-            own: figures of this process alone, such as its CPU time, by name.
-        """
-
-    def link_rows(self, num_steps: int) -> list[dict[str, Any]]:
-        """Return the rows of `links.csv` about the last `num_steps` steps, without the columns run_id, epoch and step.
-
-        Each row gives the traffic between two processes.
-        """

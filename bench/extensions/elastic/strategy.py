@@ -153,8 +153,9 @@ class ElasticTraining(LocalTraining):
     def __init__(self, setup: Setup, options: Elastic, members: ElasticMembers) -> None:
         super().__init__(setup, options, members)
         self._samples_per_step = setup.config.samples_per_step
-        self.reporter, self.evaluates = self, own_rank() == 0
+        self.evaluates = own_rank() == 0
 
+    @override
     def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the figures of these ranks; those of rank 0 include the samples of the others."""
         figures, missing = self._members.share_figures(own)
@@ -165,7 +166,3 @@ class ElasticTraining(LocalTraining):
     def columns(self) -> dict[str, Any]:
         membership = self._members.membership
         return {"ranks_lost": membership.num_lost, "ranks_returned": membership.num_returned}
-
-    def link_rows(self, num_steps: int) -> list[dict[str, Any]]:
-        """Return no rows, because no rank has a link of its own to report."""
-        return []

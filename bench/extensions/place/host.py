@@ -62,7 +62,6 @@ class HostTraining(BoundStrategy):
     ) -> None:
         super().__init__(model, exchanges=())
         self.loop = loop
-        self.reporter = self
         self._config = config
         self._plan = plan
         self._stages = stages
@@ -181,6 +180,7 @@ class HostTraining(BoundStrategy):
         self._links_counted = dict(state["links_counted"])
         self._batch_bytes = state["batch_bytes"]
 
+    @override
     def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:
         """Return one dict per replica: what its devices sent since the last call, their CPU time, memory and weights.
 
@@ -214,6 +214,7 @@ class HostTraining(BoundStrategy):
             )
         return replicas
 
+    @override
     def link_rows(self, num_steps: int) -> list[dict[str, Any]]:
         """Return a row for every two processes between which mini-batches, activations or their gradients were sent.
 
