@@ -32,6 +32,7 @@ PROMISED = {
     "triton",
     "bench-ci",
     "bless",
+    "coverage",
     "published",
     "published-quick",
     "attack",
