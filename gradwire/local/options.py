@@ -36,8 +36,8 @@ class LocalOptions(Options, name="local"):
     """Options of `gradwire.local.exchange.LocalSteps`; the defaults average the parameters every 30 steps.
 
     Raises:
-        OptionError: fragments that do not divide the steps, a delay beyond their interval, Nesterov momentum of 0, or
-            steps=auto with options that need equal steps.
+        OptionError: the number of fragments does not divide the steps, the delay is not shorter than steps / fragments,
+            nesterov is set without momentum, or steps=auto is combined with options that need equal steps.
     """
 
     presets = PRESETS
@@ -72,7 +72,7 @@ class LocalOptions(Options, name="local"):
 
     @property
     def interval(self) -> int:
-        """Return the steps between two exchanges, of whichever fragment; 1 with steps=auto, which has no number."""
+        """Return the number of steps between two exchanges, of any fragments; 1 with steps=auto."""
         return 1 if self.steps == "auto" else self.steps // self.fragments
 
     @override
@@ -117,7 +117,7 @@ class LocalOptions(Options, name="local"):
         ]
 
     def pair_refusals(self, compressor: Compressor, collective: Collective) -> list[Refusal]:
-        """Return why a compressor and a collective cannot exchange differences of parameters with these options."""
+        """Return the reasons why this compressor and collective cannot exchange differences of parameters."""
         name, method, traits = self.component_name, compressor.component_name, compressor.traits
         by_preset = f" (preset={self.preset})" if PRESETS[self.preset].get("decay") == self.decay else ""
         without: dict[str, Any] = {"compressor": "topk"}
