@@ -94,7 +94,7 @@ class Vgg11(Model, name="vgg11"):
             nn.ReLU(inplace=True),
             nn.Linear(self.hidden, num_classes),
         )
-        for module in network.modules():  # He's initialisation, which keeps signals' size
+        for module in network.modules():  # He's initialisation, which keeps the scale of activations
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
         return network
@@ -104,7 +104,7 @@ class Vgg11(Model, name="vgg11"):
 class Linear(Model, name="linear"):
     """Softmax regression on raw pixels: one matrix and a bias.
 
-    Build the simplest model, a baseline for all other models, with 30 730 parameters for ten classes.
+    Builds the simplest model, a baseline for all other models, with 30 730 parameters for ten classes.
     """
 
     @override

@@ -44,15 +44,20 @@ class LocalOptions(Options, name="local"):
 
     steps: Annotated[
         Count | Literal["auto"],
-        Doc("steps of each rank between two exchanges of the same parameter; auto: as many as it makes in `seconds`"),
+        Doc("steps of each rank between two exchanges of a parameter; auto: as many as the rank makes in `seconds`"),
     ] = 30
     seconds: Annotated[
-        float, Gt(0), Le(86400), Doc("with steps=auto, the time that ranks compute between two exchanges, at least")
+        float,
+        Gt(0),
+        Le(86400),
+        Doc("with steps=auto, the shortest time in seconds that ranks compute between two exchanges"),
     ] = 2.0
     outer_lr: Annotated[float, Gt(0), Le(10), Doc("share of the mean difference by which the outer copy moves")] = 1.0
     outer_momentum: Annotated[float, Ge(0), Lt(1), Doc("momentum of the outer copy")] = 0.0
     nesterov: Annotated[bool, Doc("apply Nesterov momentum to the outer copy")] = False
-    start_after: Annotated[CountOrZero, Doc("first steps in which gradients are averaged, uncompressed, as in ddp")] = 0
+    start_after: Annotated[
+        CountOrZero, Doc("first steps, in which ranks average uncompressed gradients, as in ddp")
+    ] = 0
     fragments: Annotated[Count, Doc("parts of the model that are exchanged in turn; they must divide steps")] = 1
     delay: Annotated[CountOrZero, Doc("steps that an exchange may take in the background; below steps / fragments")] = 0
     alpha: Annotated[
@@ -63,7 +68,7 @@ class LocalOptions(Options, name="local"):
         Doc("divide the sum by the number of ranks, or each element by the number of ranks that sent it"),
     ] = "ranks"
     clip: Annotated[
-        Literal["none", "median"], Doc("scale a rank's message of a layer down to the median norm over ranks, or not")
+        Literal["none", "median"], Doc("median: scale a rank's message of a layer down to the median norm over ranks")
     ] = "none"
     decay: Annotated[float, Ge(0), Le(1), Doc("share of the residual that is added to the next difference")] = 1.0
     preset: Annotated[
@@ -132,8 +137,8 @@ class LocalOptions(Options, name="local"):
             ),
             Refusal(
                 traits.owns_momentum and self.outer_momentum > 0,
-                f"{method} applies momentum before it sends, and outer_momentum={self.outer_momentum:g} of {name} is a "
-                "second one",
+                f"{method} applies momentum before it sends, and outer_momentum={self.outer_momentum:g} of {name} "
+                "would apply it a second time",
                 [without],
             ),
             Refusal(
@@ -171,8 +176,8 @@ class LocalOptions(Options, name="local"):
             ),
             Refusal(
                 self.decay < 1 and collective.keeps_residuals,
-                f"decay={self.decay:g}{by_preset} does not reach the errors of sums that {collective.component_name} "
-                "keeps",
+                f"decay={self.decay:g}{by_preset} does not apply to the residuals of sums that "
+                f"{collective.component_name} keeps",
                 [{"strategy.decay": 1}, {"collective": "allgather"}],
             ),
         ]

@@ -265,20 +265,24 @@ class MaxAdaBeliefOptions(AdaBeliefOptions, name="max_adabelief"):
         Literal["moments", "gradient"], Doc("moments: ranks exchange M and S; gradient: they average gradients")
     ] = "moments"
     reduce: Annotated[
-        Literal["mean", "sum", "s_max"], Doc("how ranks combine M and S: by means, sums, or M by mean and S by maximum")
+        Literal["mean", "sum", "s_max"],
+        Doc("how ranks combine M and S: means, sums, or (s_max) the mean of M and maximum of S"),
     ] = "mean"
     recursion: Annotated[
-        Literal["local", "merged"], Doc("the next maximum is taken over this rank's last one, or over S")
+        Literal["local", "merged"],
+        Doc("the next maximum starts from this rank's last maximum (local) or from S (merged)"),
     ] = "local"
     max_over: Annotated[
-        Literal["raw", "corrected"], Doc("compare variances before their bias correction, as published, or after")
+        Literal["raw", "corrected"],
+        Doc("compare variances before their bias correction (raw, as published) or after it"),
     ] = "raw"
     eps_mode: Annotated[
         Literal["paper", "outside"],
-        Doc("paper: eps is also added to the variance in every step; outside: only to the divisor"),
+        Doc("paper: eps is added to the divisor and, in every step, to the variance; outside: only to the divisor"),
     ] = "paper"
     max_of: Annotated[
-        Literal["running", "previous"], Doc("the maximum of all steps, or the larger of the last two variances")
+        Literal["running", "previous"],
+        Doc("divide by the largest variance of all steps (running), or of the last two (previous)"),
     ] = "running"
 
     def __post_init__(self) -> None:

@@ -111,11 +111,11 @@ class KfacOptions(Options, name="kfac"):
     damping: Annotated[Positive, Doc("added to the diagonal of both factors")] = 0.003
     decay: Annotated[float, Ge(0), Lt(1), Doc("share of the running averages that an update keeps")] = 0.95
     kl_clip: Annotated[
-        float | None, Gt(0), Le(1e12), Doc("bound of lr^2 gradient * preconditioned gradient; none: unbounded")
+        float | None, Gt(0), Le(1e12), Doc("upper bound of lr^2 gradient * preconditioned gradient; none: no bound")
     ] = 0.001
     transfer: Annotated[
         MatrixForm,
-        Doc("form in which factors are sent: triangle (one rank factors each sum), cholesky (one per rank), dense"),
+        Doc("form in which ranks send A and G: triangle (half of each), cholesky (Cholesky factors), dense (whole)"),
     ] = "triangle"
     precision: Annotated[Literal["fp32", "bf16", "fp16"], Doc("type of factors' values on the wire")] = "fp32"
 

@@ -237,7 +237,7 @@ class OneBitAdamOptions(OneBitOptions, name="onebit_adam"):
     15 %, 5.5 times.
     """
 
-    warmup_steps: Annotated[Count, Doc("first steps, with whole gradients; 15 to 25 % of a run are usual")] = 100
+    warmup_steps: Annotated[Count, Doc("number of first steps, with whole gradients; usual: 15 to 25 % of a run")] = 100
 
 
 class OneBitOptimizer(FlatOptimizer):

@@ -99,10 +99,10 @@ class ZeroOneAdamOptions(OneBitOptions, name="zero_one_adam"):
     """
 
     var_freeze_step: Annotated[Count, Doc("last step that may update the second moment")] = 1000
-    var_update_scaler: Annotated[Count, Doc("updates of the second moment until their interval doubles")] = 16
-    local_step_scaler: Annotated[Count, Doc("steps after var_freeze_step until the exchanges' interval doubles")] = (
-        32678
-    )
+    var_update_scaler: Annotated[Count, Doc("number of updates after which the interval between them doubles")] = 16
+    local_step_scaler: Annotated[
+        Count, Doc("number of local steps after which the interval between exchanges doubles")
+    ] = 32678
     local_step_clipper: Annotated[Count, Doc("longest interval between exchanges, in steps")] = 16
 
     def updates_moment(self, step: int) -> bool:

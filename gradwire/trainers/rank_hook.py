@@ -63,8 +63,8 @@ class RankHook:
         steps = gather_json(saved["hook"]["step"] if saved else None)
         if None in steps:
             raise ValueError(
-                f"there is no state of rank {steps.index(None)} beside {path}; resume from a checkpoint that this many "
-                "ranks saved, or load only its weights"
+                f"there is no state of rank {steps.index(None)} beside {path}; resume from a checkpoint of as many "
+                "ranks, or load only its weights"
             )
         if len(set(steps)) > 1:
             raise ValueError(
