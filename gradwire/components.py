@@ -1,4 +1,4 @@
-"""Build and check the compressor and the collective that a user gives to an attach function."""
+"""Build and check the compressor and the collective that a user gives to `attach` and similar functions."""
 
 from collections.abc import Sequence
 

@@ -29,7 +29,7 @@ class Digits(ImageDataset, name="digits"):
     Differs: 8x8 pixels of 17 grey levels become 32x32 pixels of 256 levels by bilinear interpolation, the same in all
     three channels; the split into training and test part is this project's.
 
-    Load 1347 training and 450 test images in ten classes; the split is fixed and stratified.
+    Loads 1347 training and 450 test images in ten classes; the split is fixed and stratified.
     """
 
     num_classes: ClassVar[int] = 10
@@ -100,7 +100,7 @@ class Synthetic(ImageDataset, name="synthetic"):
     task in a few epochs. With more than ten classes, every group of ten has its own axis in colour space, along which a
     shape's two colours differ.
 
-    Generate images of balanced classes: every `classes` consecutive images contain each class once.
+    Generates images of balanced classes: every `classes` consecutive images contain each class once.
 
     Each rank generates the same images from the run's seed, with its own random generators. Image i of the training or
     test set does not depend on the number of images, so a smaller set is the beginning of a larger set.

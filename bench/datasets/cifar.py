@@ -225,7 +225,7 @@ class Cifar10(CifarArchive, name="cifar10"):
 
     Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009), section 3.
 
-    Load CIFAR-10: 50 000 training and 10 000 test images, normalised by statistics of the training part.
+    Loads CIFAR-10: 50 000 training and 10 000 test images, normalised by statistics of the training part.
     """
 
     num_classes: ClassVar[int] = 10
@@ -240,7 +240,7 @@ class Cifar100(CifarArchive, name="cifar100"):
 
     Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009), section 3; the fine labels.
 
-    Load CIFAR-100: 50 000 training and 10 000 test images, normalised by statistics of the training part.
+    Loads CIFAR-100: 50 000 training and 10 000 test images, normalised by statistics of the training part.
     """
 
     num_classes: ClassVar[int] = 100

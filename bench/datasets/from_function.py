@@ -95,7 +95,7 @@ COMPONENT = FunctionDataset
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """What a function has returned.
+    """The data that a user's function has returned.
 
     Attributes:
         parts: training set and test set.

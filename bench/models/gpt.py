@@ -67,7 +67,7 @@ class Gpt(TextModel):
 
 
 class Transformer(nn.Module):
-    """Map bytes, int64 [n, length], to logits [n, length, num_classes]; the output layer reuses the embedding matrix.
+    """Maps bytes, int64 [n, length], to logits [n, length, num_classes]; the output layer reuses the embedding matrix.
 
     The length is at most `context`. The code reads no shapes, and every operation returns one tensor, so that torch.fx
     can trace the module.

@@ -39,7 +39,7 @@ class NgramEmbedding(TextModel):
 
 
 class Ngrams(nn.Module):
-    """Map bytes, int64 [n, context], to logits [n, context, num_classes].
+    """Maps bytes, int64 [n, context], to logits [n, context, num_classes].
 
     Args:
         num_classes: number of outputs.

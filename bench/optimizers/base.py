@@ -68,7 +68,7 @@ class Optimizer(Options):
 
     @property
     def period(self) -> int:
-        """Return the number of steps after which the work of the steps repeats."""
+        """Return the number of steps after which the pattern of work repeats, such as K-FAC's `update_every`."""
         return 1
 
     @override

@@ -16,7 +16,7 @@ from gradwire.exchange.communicator import CompressedCommunicator
 
 @dataclasses.dataclass(kw_only=True)
 class TorchOptimizer(Optimizer):
-    """Base of the components that build one of torch's optimizers; `betas` is (beta1, beta2).
+    """Base of the components that build one of torch's optimizers; beta1 and beta2 become torch's `betas`.
 
     Attributes:
         implementation: arguments that select torch's fastest implementation.
@@ -101,7 +101,7 @@ class Adam(TorchOptimizer, name="adam"):
 
     Source: Kingma, Ba, "Adam: A Method for Stochastic Optimization" (2015), algorithm 1.
 
-    Build torch.optim.Adam.
+    Builds torch.optim.Adam.
     """
 
     default_lr: ClassVar[float] = 0.001
@@ -119,7 +119,7 @@ class AdamW(Adam, name="adamw"):
 
     Source: Loshchilov, Hutter, "Decoupled Weight Decay Regularization" (2019), algorithm 2.
 
-    Build torch.optim.AdamW.
+    Builds torch.optim.AdamW.
     """
 
     built = torch.optim.AdamW
@@ -133,7 +133,7 @@ class Adagrad(TorchOptimizer, name="adagrad"):
 
     Source: Duchi, Hazan, Singer, "Adaptive subgradient methods for online learning and stochastic optimization" (2011).
 
-    Build torch.optim.Adagrad.
+    Builds torch.optim.Adagrad.
     """
 
     default_lr: ClassVar[float] = 0.01
@@ -152,7 +152,7 @@ class Rmsprop(TorchOptimizer, name="rmsprop"):
     Source: Tieleman, Hinton, "Lecture 6.5: RMSProp" (Neural networks for machine learning, 2012); `centered` is from
     Graves, "Generating sequences with recurrent neural networks" (2013).
 
-    Build torch.optim.RMSprop.
+    Builds torch.optim.RMSprop.
     """
 
     default_lr: ClassVar[float] = 0.001

@@ -287,8 +287,7 @@ class BoundStrategy(abc.ABC):
         model, exchanges, optimizer: the arguments.
         layers: the model's trainable parameters.
         loop: process group of the ranks that run the training loop; None if all ranks run it.
-        interval: number of steps after which the work of the steps repeats, for example the steps between two
-            exchanges.
+        interval: number of steps after which the pattern of work repeats, for example the steps between two exchanges.
         first_step: the step of the run from which this process trains; not 0 if the process joins after others.
         evaluates: False if this rank takes no part in evaluations.
     """

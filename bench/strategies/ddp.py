@@ -44,7 +44,7 @@ from gradwire.step_guard import Nonfinite, StepGuard, are_finite
 
 @dataclasses.dataclass(kw_only=True)
 class Ddp(Strategy):
-    """Register the compressor and the collective as DDP's communication hook.
+    """Registers the compressor and the collective as DDP's communication hook.
 
     The compressor `none` with the collective `native` and the async trigger means plain DDP, without a hook of this
     project. PyTorch's own hooks are registered unchanged. If the optimizer exchanges other data instead of gradients,
@@ -154,7 +154,7 @@ DDP_TIMER_EVERY = 7
 
 
 class DdpExchange(Exchange):
-    """Let DDP exchange gradients, by itself or with one of PyTorch's own hooks.
+    """Exchange of gradients by DDP itself, without a hook or with one of PyTorch's own hooks.
 
     Args:
         ddp: the wrapped model, without a communication hook so far.
@@ -231,7 +231,7 @@ class DdpExchange(Exchange):
 
 
 class Replicas(BoundStrategy):
-    """Train a copy of the network on every rank: each rank's optimizer applies the same update.
+    """Trains a copy of the network on every rank: each rank's optimizer applies the same update.
 
     Args:
         model: the network, not wrapped in DDP.
@@ -283,7 +283,7 @@ class Replicas(BoundStrategy):
 
 
 class SharedGradients(Replicas):
-    """Let DDP exchange gradients in every backward, with this project's hook, one of PyTorch's hooks, or no hook.
+    """Replicas whose gradients DDP exchanges in every backward, with this project's hook, PyTorch's hook or no hook.
 
     Args:
         setup: the run's components and this rank's model.
@@ -358,7 +358,7 @@ class SharedGradients(Replicas):
 
 
 class OwnGradients(Replicas):
-    """Let each rank keep its own gradients, because the optimizer exchanges other data.
+    """Replicas that each keep their own gradients, because the optimizer exchanges other data.
 
     About gradients, ranks only vote whether all are finite. With the sync trigger they also wait until all ranks have
     finished backward.

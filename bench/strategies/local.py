@@ -35,7 +35,7 @@ from gradwire.local.options import LocalOptions
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Local(LocalOptions, Strategy):
-    """Exchange differences of parameters instead of gradients.
+    """Exchanges differences of parameters instead of gradients.
 
     The defaults are local SGD: every 30 steps the parameters become their mean over ranks. A preset changes the
     defaults of other options; options that you give take precedence. preset=diloco: steps=500, outer_lr=0.7,

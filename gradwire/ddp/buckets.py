@@ -1,4 +1,4 @@
-"""DDP's buckets: their default size, and which layers each holds."""
+"""DDP's buckets: their default size, and which layers each bucket contains."""
 
 import itertools
 from collections.abc import Sequence

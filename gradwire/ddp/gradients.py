@@ -84,7 +84,7 @@ WORTH_TAKING = 1 << 15
 
 
 class ZeroCopyGradients:
-    """Take large gradients on CPUs directly from backward, so that DDP does not copy them into its buckets.
+    """Takes large gradients on CPUs directly from backward, so that DDP does not copy them into its buckets.
 
     Gradients on GPUs are not taken, because a copy is cheap there and memory is scarce. On CPUs, a gradient is not
     taken if DDP does not exchange it (inside `no_sync`), if it is added to an existing `grad`, if something else

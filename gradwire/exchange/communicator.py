@@ -52,7 +52,7 @@ class HookSettings:
 
 
 class CompressedCommunicator:
-    """Exchange tensors that are not in DDP's buckets, such as an optimizer's moments or Kronecker factors.
+    """Exchanges tensors that are not in DDP's buckets, such as an optimizer's moments or Kronecker factors.
 
     A step computes new residuals (the parts that the compressor did not send), which replace the current residuals only
     in `finish_step`.
@@ -95,7 +95,7 @@ class CompressedCommunicator:
         CompressedCommunicator.start_step(self, step)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of finished epochs, which controls the density during the warm-up epochs.
+        """Set the number of finished epochs, which determines how much the compressor sends in its warm-up epochs.
 
         Without this call, a compressor skips its warm-up epochs, if it has any, and a hook warns about that.
         """
@@ -106,7 +106,7 @@ class CompressedCommunicator:
         return Step(index=index, epoch=epoch, rank=self.transport.rank, world_size=self.transport.world_size, seed=seed)
 
     def start_step(self, step: Step) -> None:
-        """Begin a training step; call it before anything is sent in this step."""
+        """Begin a training step; call this method before anything is sent in the step."""
         self._step = self._sum_encoder.step = step
         self._report = StepReport(encode_s=0.0, exchange_s=0.0, exposed_s=0.0)
 
@@ -172,7 +172,7 @@ class CompressedCommunicator:
             report.encoded = _sent_whole(self.layers, flat.split([layer.numel for layer in self.layers]))
 
     def bind(self, collective: Collective) -> BoundCollective:
-        """Return another collective, bound to the same transport until `close`; every rank must call this method."""
+        """Bind another collective to the same transport and return it; every rank must call this method."""
         bound = collective.bind(self.transport)
         self._others.append(bound)
         return bound
@@ -321,7 +321,7 @@ def _sent_whole(layers: Sequence[Layer], tensors: Sequence[torch.Tensor]) -> lis
 
 
 def set_parts_(tensors: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
-    """Set tensors, of any shape, to their parts of `flat`, [elements of all tensors], in which they lie end to end."""
+    """Copy into each tensor, of any shape, its part of `flat` [elements of all tensors, end to end]."""
     for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))
 

@@ -22,7 +22,7 @@ class EncodeGroup:
     Attributes:
         compressor: the compressor; `UNCOMPRESSED` for the layers that are sent in fp32.
         layers: the layers.
-        key: their ids.
+        key: the layers' ids.
         gradients: the layers' flat gradients, in the same order; empty if only sizes are needed.
         updates: the flat tensors that the layers' updates are written to, in the same order.
     """
@@ -133,7 +133,7 @@ class LayerStore:
         return accepted
 
     def propose(self, group: EncodeGroup) -> torch.Tensor:
-        """Return an uninitialised fp32 tensor for the caller to fill; `commit` makes it the accepted one.
+        """Return an uninitialised fp32 tensor for the caller to fill; `commit` makes it the group's tensor.
 
         Later calls for the same group in the same step return the same tensor.
         """
@@ -145,7 +145,7 @@ class LayerStore:
         return self._proposed[group.key]
 
     def commit(self) -> None:
-        """Accept the proposed tensors, and keep the old ones as spare memory."""
+        """Replace the accepted tensors with the proposed ones, and keep the old tensors' memory for later proposals."""
         self._spare.update((key, self._accepted[key]) for key in self._proposed if key in self._accepted)
         self._accepted |= self._proposed
         self._proposed = {}
@@ -162,7 +162,7 @@ class LayerStore:
 
     @property
     def proposed_nbytes(self) -> int:
-        """Return the bytes of the proposed tensors, and of the memory that is kept for the next ones."""
+        """Return the bytes of the proposed tensors, and of the memory that is kept for later proposals."""
         return memory_nbytes([*self._proposed.values(), *self._spare.values()])
 
     def by_layer(self) -> Tensors:

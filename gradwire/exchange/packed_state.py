@@ -27,7 +27,7 @@ def bits_hash(tensors: Iterable[torch.Tensor]) -> str:
 
 
 class StateError(ValueError):
-    """Some bytes are not a packed state."""
+    """The given bytes are not a packed state."""
 
 
 class PackedState:

@@ -238,7 +238,7 @@ class PerLayerReducer(Reducer):
     def message(self, bucket: Bucket, transport: Transport | None = None) -> Payload | None:
         """Do the first half of `reduce`: return the message to be summed, or None if the bucket has no elements.
 
-        Its memory is used again after `memory.buffers.end_step()`.
+        The memory of the message is reused after `memory.buffers.end_step()`.
 
         Raises:
             TypeError: the compressor needs all ranks, and there is no transport.
@@ -268,10 +268,10 @@ class PerLayerReducer(Reducer):
         return self._encode(bucket, transport)
 
     def _encode(self, bucket: Bucket, transport: Transport | None, *, screen: bool = False) -> list[Encoded]:
-        """Encode a bucket; what is not sent becomes the proposed residual.
+        """Encode a bucket; what is not sent becomes the next residual, once `commit` is called.
 
         Raises:
-            NonFinite: `screen` is True, and gradients or residuals hold NaN or infinity.
+            NonFinite: `screen` is True, and gradients or residuals contain NaN or infinity.
         """
         traits, encoded = self.compressor.traits, []
         for group in self._groups(bucket):

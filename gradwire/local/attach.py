@@ -3,7 +3,7 @@
 local = attach_local(model, optimizer, "group_topk:ratio=0.01", "allgather", preset="sparseloco")
 for x, y in batches:
     loss_of(model(x), y).backward()
-    optimizer.step()  # every 30 steps the ranks average their parameters' movements
+    optimizer.step()  # every 30 steps, ranks also exchange how far their parameters have moved
     optimizer.zero_grad()
 with local.outer():
     evaluate(model)  # with parameters that are equal on all ranks

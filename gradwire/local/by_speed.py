@@ -56,7 +56,7 @@ def planned_steps(step_s: Sequence[float], seconds: float, left: int) -> list[in
 
 
 class LocalStepsBySpeed(LocalSteps):
-    """Local steps whose number on each rank follows from its speed; the options have steps=auto.
+    """Local steps with steps=auto: a rank's number of steps between exchanges depends on its speed.
 
     One step of the run means `world_size` steps of single ranks, whichever ranks make them. Call `plan` before each
     step of this rank.

@@ -1,4 +1,4 @@
-"""The options of local steps, their presets, and what they cannot be combined with."""
+"""The options of local steps, their presets, and the components that they do not work with."""
 
 import dataclasses
 from typing import Annotated, Any, Literal

@@ -143,7 +143,7 @@ def _descend(theta: TensorList, means: TensorList, largest: TensorList, t: int, 
 
 
 class Belief(BoundOptimizer):
-    """Run AdaBelief, in the variant `rule`, as a torch optimizer.
+    """A torch optimizer that runs the variant `rule` of AdaBelief.
 
     The function `belief_update` makes the whole step, so that another implementation (for example a SYCL kernel) can
     replace it. The state of a parameter has the parameter's shape, and is fp32 for 16-bit parameters. If ranks exchange
@@ -213,7 +213,7 @@ class AdaBeliefOptions(Options, name="adabelief"):
     Source: Zhuang et al., "AdaBelief optimizer: adapting stepsizes by the belief in observed gradients" (NeurIPS 2020),
     algorithm 1, and the published package (adabelief-pytorch 0.2.1) with rectify=False and no weight decay.
 
-    Build AdaBelief as published: eps is added to the variance in every step, up to eps / (1 - beta2) in all.
+    As published, eps is added to the variance in every step, which adds up to at most eps / (1 - beta2).
     """
 
     default_lr: ClassVar[float] = 0.001
@@ -331,7 +331,7 @@ class MaxAdaBeliefOptions(AdaBeliefOptions, name="max_adabelief"):
 
 
 class AdaBelief(Belief):
-    """AdaBelief for all parameters; gradients must be averaged over ranks already.
+    """AdaBelief for all parameters; gradients must already be averaged over ranks.
 
     Args:
         model: the network, its parameters, or groups of parameters.
@@ -350,7 +350,7 @@ class AdaBelief(Belief):
 class MaxAdaBelief(Belief):
     """Max-AdaBelief for all parameters; ranks average moments, and gradients must not be averaged.
 
-    With mode="gradient" nothing is exchanged, and gradients must be averaged over ranks already.
+    With mode="gradient" nothing is exchanged, and gradients must already be averaged over ranks.
 
     Args:
         model: the network, the same on all ranks, or its parameters.

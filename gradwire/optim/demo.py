@@ -209,7 +209,7 @@ class DeMo(FlatOptimizer):
         return self.memory["momentum"].nbytes
 
     def _extract_(self, momentum: torch.Tensor) -> torch.Tensor:
-        """Take the largest frequencies out of the momentum, and return the elements of their mean over ranks."""
+        """Take the largest frequencies out of the momentum; return their mean over ranks, transformed back."""
         with self.communicator.exchanging() as report:
             started = time.perf_counter()
             payloads = [

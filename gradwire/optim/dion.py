@@ -85,7 +85,7 @@ def dion_update(
 
 @dataclasses.dataclass(kw_only=True)
 class DionOptions(MatrixOptions, name="dion"):
-    """Update hidden matrices by Dion, and embeddings, the output layer and vectors by AdamW.
+    """Updates hidden matrices by Dion, and embeddings, the output layer and vectors by AdamW.
 
     Hidden matrices are those that muon would update. Every rank keeps a momentum M of its own gradients. In each step,
     for a matrix [m, n] with m >= n (other matrices are transposed) and rank k = ceil(rank_fraction n):

@@ -93,7 +93,7 @@ _KINDS: dict[MatrixForm, type[Payload]] = {"triangle": Triangle, "cholesky": Cho
 
 @dataclasses.dataclass(kw_only=True)
 class KfacOptions(Options, name="kfac"):
-    """How K-FAC approximates the curvature, and in which form ranks exchange its factors.
+    """Options: how K-FAC approximates the curvature, and in which form ranks exchange its matrices.
 
     Bytes: in each update, for each d x d matrix with values of v bytes, transfer=triangle sums v d (d + 1) / 2 bytes
     over ranks, and then broadcasts the same number of bytes. transfer=dense sums v d^2 bytes, transfer=cholesky 24 + v

@@ -130,7 +130,7 @@ def second_moment(rows: torch.Tensor) -> torch.Tensor:
 
 
 class MomentCapture:
-    """Compute K-FAC's matrices A and G of every layer during forward and backward; `moments` returns them afterwards.
+    """Computes K-FAC's matrices A and G of every layer during forward and backward; `moments` returns them afterwards.
 
     A is the second moment E[a a^T] of a layer's inputs, and G is the second moment of the gradients of its outputs.
 
@@ -184,7 +184,7 @@ _FORMS: dict[Fallback, MatrixForm] = {Fallback.TRIANGLE: "triangle", Fallback.DE
 
 
 class MomentExchange:
-    """Average K-FAC's matrices A and G over ranks, and compute the Cholesky factors of the averages.
+    """Averages K-FAC's matrices A and G over ranks, and computes the Cholesky factors of the averages.
 
     The messages are counted under the purpose "state". `Moments` is a list of matrices A and G.
 

@@ -106,7 +106,7 @@ def muon_update(
 
 @dataclasses.dataclass(kw_only=True)
 class MuonOptions(MatrixOptions, name="muon"):
-    """Update hidden matrices by Muon, and embeddings, the output layer and vectors by AdamW.
+    """Updates hidden matrices by Muon, and embeddings, the output layer and vectors by AdamW.
 
     Hidden matrices are the weights of linear layers, convolutions and attention, except the output layer: the last
     weight in registration order, unless that is a norm or an embedding (as with tied weights).
@@ -137,7 +137,7 @@ class MuonOptions(MatrixOptions, name="muon"):
 
 
 class Muon(MatrixOptimizer):
-    """Muon for hidden matrices, AdamW for all other parameters; gradients must be averaged over ranks already.
+    """Muon for hidden matrices, AdamW for all other parameters; gradients must already be averaged over ranks.
 
     The state of a matrix is its momentum [out, rest], in the weight's dtype. Every rank keeps the whole state, so that
     a run can resume with another number of ranks.

@@ -39,7 +39,7 @@ BitsMean = Callable[[torch.Tensor, torch.Tensor | None], None]
 
 
 class OneBitMean(RecodingSum):
-    """Average vectors over ranks in two stages with one bit per element.
+    """Averages vectors over ranks in two stages with one bit per element.
 
     Source: DeepSpeed (runtime/comm/nccl.py).
 

@@ -106,7 +106,7 @@ class ZeroOneAdamOptions(OneBitOptions, name="zero_one_adam"):
     local_step_clipper: Annotated[Count, Doc("longest interval between exchanges, in steps")] = 16
 
     def updates_moment(self, step: int) -> bool:
-        """Return True if a step up to `var_freeze_step`, counted from 1, updates the second moment."""
+        """Return True if this step, counted from 1 and at most `var_freeze_step`, updates the second moment."""
         last, interval = 0, 1
         while (
             end := (last // interval + self.var_update_scaler) * interval
@@ -115,7 +115,7 @@ class ZeroOneAdamOptions(OneBitOptions, name="zero_one_adam"):
         return step % interval == 0
 
     def exchanges_steps(self, step: int) -> bool:
-        """Return True if ranks average their steps after a step beyond `var_freeze_step`, counted from 1."""
+        """Return True if ranks average their steps after this step, counted from 1 and above `var_freeze_step`."""
         times_doubled = (step - self.var_freeze_step - 1) // self.local_step_scaler
         return step % min(self.local_step_clipper, 1 << min(times_doubled, 62)) == 0
 

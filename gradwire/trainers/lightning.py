@@ -45,7 +45,7 @@ class _RankStrategy(DDPStrategy):
         self._has_failed = False
 
     def _begin(self) -> None:
-        """Prepare to attach a hook."""
+        """Refuse fp16 with a scaler, and close the hook of an earlier `fit`, before a new hook is attached."""
         if getattr(self.precision_plugin, "scaler", None) is not None:
             raise ValueError(FP16_REFUSED)
         if self._state is not None:

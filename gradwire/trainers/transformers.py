@@ -52,7 +52,7 @@ class _RankCallback(TrainerCallback, abc.ABC):
 
     @abc.abstractmethod
     def _attach(self) -> None:
-        """Set `hook` and `_state`."""
+        """Attach a hook, and set `hook` and `_state`."""
 
     @override
     def on_train_begin(
