@@ -230,7 +230,8 @@ def changed_parameter(
 
     Args:
         model: the network.
-        was: the earlier `kind_of` each parameter that is exchanged, by the parameter's `id`.
+        was: the earlier dtype, device and shape (`kind_of`) of each parameter that is exchanged, by the parameter's
+            `id`.
         since: the event since which parameters must not have changed, such as "the model was wrapped".
         advice: what the user should do.
         ignored: names of the parameters that are not exchanged on purpose.

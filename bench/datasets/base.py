@@ -368,7 +368,7 @@ def crop_and_flip(
     padding: int = 4,
     border: Literal["zero", "reflect"] = "zero",
 ) -> torch.Tensor:
-    """Shift each image at random by up to `padding` pixels in each direction, and with `flip` mirror half of them.
+    """Shift each image at random by up to `padding` pixels per direction, and with `flip` mirror half of the images.
 
     Args:
         images: any dtype [num_samples, channels, height, width]; not changed.

@@ -23,7 +23,7 @@ def reduced_layers(ddp: DistributedDataParallel) -> list[Layer]:
 
 
 def reduced_kinds(ddp: DistributedDataParallel) -> dict[int, Kind]:
-    """Return, by parameter id, the `kind_of` each parameter that DDP reduces, as of when DDP made its buckets."""
+    """Return, by id, the `kind_of` (dtype, device, shape) that each reduced parameter had when DDP made its buckets."""
     return {
         id(parameter): kind_of(gradient)
         for bucket in ddp.reducer._get_zeros_like_grad_buckets()

@@ -167,7 +167,7 @@ class CompressedCommunicator:
         """
         with self.exchanging() as report:
             total = self.collective.sum(Dense(flat), tuple(layer.id for layer in self.layers))
-            assert isinstance(total, Dense)  # element-wise payloads stay what they are
+            assert isinstance(total, Dense)  # a sum of `Dense` payloads is `Dense`
             torch.div(total.values, self.transport.world_size, out=flat)
             report.encoded = _sent_whole(self.layers, flat.split([layer.numel for layer in self.layers]))
 

@@ -70,7 +70,7 @@ class FixedMembers(Members):
 
     Args:
         collective: sums payloads.
-        transport: connects the ranks; with a delay, a thread uses it during training.
+        transport: connects the ranks; with a delay, a background thread uses the transport during training.
     """
 
     def __init__(self, collective: Collective, transport: Transport) -> None:
@@ -345,7 +345,7 @@ class LocalSteps(CompressedCommunicator):
         self._report.exposed_s = (self._report.exposed_s or 0.0) + time.perf_counter() - started
 
     def _end(self) -> None:
-        """Wait for the exchange, move the outer copy by its result, and let this rank's parameters follow the copy."""
+        """Wait for the exchange, move the outer copy by its result, and let this rank adopt the copy."""
         exchange, started = self._under_way, time.perf_counter()
         assert exchange is not None
         report = exchange.done.result()

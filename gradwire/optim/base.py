@@ -275,7 +275,7 @@ def flat_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def add_flat_(tensors: Sequence[torch.Tensor], update: torch.Tensor, factor: float) -> None:
-    """Add factor * update to the tensors; `update` [elements of all tensors] has their elements end to end."""
+    """Add factor * update to the tensors; `update` [elements of all tensors] lists their elements end to end."""
     for tensor, part in zip(tensors, update.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.add_(part.view(tensor.shape), alpha=factor)
 

@@ -37,7 +37,7 @@ def dct_matrix(size: int, device: torch.device) -> torch.Tensor:
 
 
 class Tiles:
-    """The chunks of one parameter: rectangles whose sides divide the parameter's sides and are at most `limit`.
+    """The chunks of one parameter: rectangles with the largest sides, up to `limit`, that divide the parameter's sides.
 
     A vector is one row. The filters of a convolution are rows of the matrix [outputs, all other dimensions].
 

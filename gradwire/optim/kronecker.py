@@ -152,7 +152,7 @@ class MomentCapture:
             layer.module.register_forward_hook(lambda _, x, y, index=index: self._take(index, x[0], y))
 
     def moments(self) -> Moments:
-        """Return [A, G] of the first layer, [A, G] of the second and so on as one list, from the last backward.
+        """Return every A and G of the last backward, in one list: A and G of layer 1, then of layer 2, and so on.
 
         If a layer was called several times, its A and G are means over the calls.
         """
