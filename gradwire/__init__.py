@@ -1,10 +1,10 @@
 """Train with compressed gradients in your own script.
 
-`attach` serves a model in DistributedDataParallel, `attach_fsdp` and `attach_reduce_scatter` one in FSDP2, and
-`attach_local` trains with local steps. `gradwire.optim` has optimizers that exchange less than gradients, and
-`gradwire.trainers` serves Lightning, Accelerate and Transformers.
+`attach` is for a model in DistributedDataParallel, `attach_fsdp` and `attach_reduce_scatter` are for a model in FSDP2,
+and `attach_local` trains with local steps. `gradwire.optim` has optimizers that send less than whole gradients, and
+`gradwire.trainers` has adapters for Lightning, Accelerate and Transformers.
 
-A name is imported when it is first used, so that `import gradwire` costs nothing.
+Each name is imported only when it is first used, so `import gradwire` itself is fast.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Build and check the compressor and the collective that a user gives to an attach function."""
+"""Build and check the compressor and the collective that a user gives to `attach` and similar functions."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,8 @@ def build_components(
 ) -> tuple[Compressor, Collective]:
     """Build the compressor and the collective from their specs, unless they are built already.
 
-    Without a collective it is the one that `bench run` takes: the compressor's first default that suits its options.
+    If `collective` is None, choose as `bench run` does: the first of the compressor's default collectives that works
+    with the compressor's options.
 
     Raises:
         OptionError: a spec names no component, or has a wrong option.
@@ -32,7 +33,7 @@ def check_types(layers: Sequence[Layer], compressor: Compressor) -> None:
     """Check that the compressor can send the gradients of these layers.
 
     Raises:
-        ValueError: a layer is complex, or fp64 and would be compressed.
+        ValueError: a layer is complex, or a layer is fp64 and would be compressed.
     """
     for layer in layers:
         assert layer.weight is not None
@@ -49,10 +50,10 @@ def check_types(layers: Sequence[Layer], compressor: Compressor) -> None:
 
 
 def check_momentum(compressor: Compressor, momentum: float | None, *, nesterov: bool) -> None:
-    """Check that momentum is given if the compressor applies it, and only then.
+    """Check that momentum is given if the compressor applies momentum itself, and is not given otherwise.
 
     Raises:
-        ValueError: it is missing, out of range, or not used.
+        ValueError: momentum is missing or out of range, or is given to a compressor that does not use it.
     """
     name = compressor.component_name
     if not compressor.traits.owns_momentum:

@@ -1,7 +1,7 @@
-"""Refuse modules of a user that hide this project's packages, before Python imports them in our place.
+"""Raise an error if a user's module hides a package of this project, before Python imports the wrong one.
 
-`bench`, `compressors` and `collectives` are common names: a folder or file of that name beside a user's script, or in a
-folder of PYTHONPATH, is found before the installed package.
+`bench`, `compressors` and `collectives` are common names: Python finds a folder or file with such a name beside a
+user's script, or in a folder of PYTHONPATH, before the installed package.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-# The packages that a training script uses. It may have a `bench.py` of its own, as nanoGPT does.
+# The packages that a training script uses. `bench` is not among them, because a script may have its own `bench.py`, as
+# nanoGPT does.
 LIBRARY = ("compressors", "collectives")
 
 
 def refuse_others(packages: Sequence[str] = LIBRARY) -> None:
-    """Make sure that these packages of this project are the ones that Python finds.
+    """Check that Python finds this project's packages under these names, and not a user's modules.
 
     Raises:
         ImportError: "/home/me/compressors hides the package compressors of gradwire; rename it or leave its folder".
@@ -38,7 +39,7 @@ def on_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], ob
 
     Args:
         package: name of the package.
-        modules: the module of each name.
+        modules: for each name, the module that defines the name.
     """
 
     def of(name: str) -> object:
@@ -52,7 +53,7 @@ def on_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], ob
 
 
 def exit_if_hidden(packages: Sequence[str]) -> None:
-    """Exit with status 2 and one sentence if one of these packages is hidden."""
+    """Exit with status 2 and an error message if a user's module hides one of these packages."""
     try:
         refuse_others(packages)
     except ImportError as error:

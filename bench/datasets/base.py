@@ -1,7 +1,7 @@
-"""The interface of data sets: a component has options, checks its files on disk, and loads samples as tensors.
+"""The interface of data sets: a component consists of options and methods that check its files and load samples.
 
 Source of `crop_and_flip`: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition" (2015), section 4.2: four
-pixels of padding on each side, a random 32x32 crop of the padded image or its mirror image.
+pixels of padding on each side, then a random 32x32 crop of the padded image or of its mirror image.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ GOLDEN_RATIO = (1 + 5**0.5) / 2
 
 
 class DatasetError(UsageError):
-    """A data set that is absent, corrupt or too small; the message is one sentence for the user."""
+    """A data set is missing, damaged or too small; the message is one sentence for the user."""
 
 
 class Task(Protocol):
-    """A task, such as classification: the loss to train with, and what is measured in an evaluation.
+    """A task, such as classification: the training loss, and what an evaluation measures.
 
-    Every element of `targets` is predicted; classification has one target per sample, a language model one per byte.
+    The network predicts every element of `targets`: one per sample in classification, one per byte for a language
+    model.
 
     Attributes:
-        metric: the column that says how good a network is: test_accuracy or test_bits_per_byte.
+        metric: the column with the quality of a network: test_accuracy or test_bits_per_byte.
     """
 
     metric: ClassVar[Literal["test_accuracy", "test_bits_per_byte"]]
@@ -45,15 +46,15 @@ class Task(Protocol):
 
         Args:
             outputs: what the network returned.
-            targets: what it should predict.
+            targets: what the network should predict.
             label_smoothing: share of each target that is spread evenly over all classes, as in torch's cross-entropy.
         """
 
     def sum_loss_and_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (sum of the losses in nats, number of right predictions), scalars."""
+        """Return (sum of the losses in nats, number of correct predictions), both scalar tensors."""
 
     def output_error(self, outputs: object, num_samples: int, num_classes: int) -> str:
-        """Return what is wrong with a network's outputs for `num_samples` samples, in words; empty if nothing is."""
+        """Return a description of what is wrong with the outputs for `num_samples` samples; empty if they are valid."""
 
 
 class Classification(Task):
@@ -84,7 +85,7 @@ CLASSIFICATION = Classification()
 
 
 class LazyInputs(Protocol):
-    """Inputs of samples that are read only when they are used, such as files of images."""
+    """Inputs of samples, such as image files, that are read only when they are used."""
 
     def __len__(self) -> int: ...
 
@@ -100,8 +101,8 @@ class Samples:
     """Samples of a training or test set.
 
     Attributes:
-        inputs: what the network gets, before it is normalised: [num_samples, ...]; images are uint8 [num_samples, 3,
-            height, width].
+        inputs: the network's inputs before normalisation: [num_samples, ...]; images are uint8 [num_samples, 3, height,
+            width].
         targets: what the network has to predict, whole numbers [num_samples, ...]: class labels, int64 [num_samples],
             or the next byte at each position of a text, uint8 [num_samples, context].
     """
@@ -114,25 +115,25 @@ class Samples:
 
     @property
     def num_predictions(self) -> int:
-        """Return the number of targets of all samples together."""
+        """Return the number of targets in all samples together."""
         return len(self) * math.prod(self.targets.shape[1:])
 
     def at(self, chosen: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the inputs and targets of some samples, given by int64 indices [n] or a slice."""
+        """Return (inputs, targets) of some samples, given by int64 indices [n] or a slice."""
         if isinstance(chosen, torch.Tensor):
             chosen = chosen.to(self.targets.device)
         return self.inputs[chosen], self.targets[chosen]
 
     def on(self, device: torch.device) -> Self:
-        """Return the samples on a device; lazy inputs stay where they are."""
+        """Return the samples, moved to a device; lazy inputs are not moved."""
         inputs = self.inputs.to(device) if isinstance(self.inputs, torch.Tensor) else self.inputs
         return dataclasses.replace(self, inputs=inputs, targets=self.targets.to(device))
 
     def keep(self, indices: torch.Tensor) -> Samples:
-        """Return samples with the same length and indices, of which only some have a place in memory.
+        """Keep only some samples in memory; return them as samples with the same length and indices as before.
 
         Args:
-            indices: int64 [n], ascending: the samples to keep, which are copied unless they are all.
+            indices: int64 [n], ascending: the samples to keep; they are copied, unless all samples are kept.
         """
         if len(indices) == len(self):
             return self
@@ -140,10 +141,10 @@ class Samples:
         return KeptSamples(inputs=kept.inputs, targets=kept.targets, indices=indices, size=len(self))
 
     def subset(self, size: int) -> Samples:
-        """Return `size` of the samples in their original order; each class keeps its share, exact to one sample.
+        """Return `size` of the samples in their original order; each class keeps its share, to within one sample.
 
         The choice depends only on the labels, and a smaller subset is contained in every larger subset. Windows of a
-        text have no classes, so they are spread evenly over the text.
+        text have no classes, so the chosen windows are spread evenly over the text.
 
         Args:
             size: 1 to `len(self)`.
@@ -162,11 +163,12 @@ class Samples:
     def _order(self) -> torch.Tensor:
         """Return the indices of all samples, int64 [num_samples], with the classes mixed evenly.
 
-        In any prefix, each class has the same share as in the whole set, exact to one sample.
+        In any prefix, each class has the same share as in the whole set, to within one sample.
         """
-        if self.targets.dim() > 1:  # multiples of the golden ratio: any prefix is spread evenly
+        if self.targets.dim() > 1:  # by multiples of the golden ratio, so that any prefix is spread evenly
             return (torch.arange(len(self), dtype=torch.float64) * GOLDEN_RATIO % 1).argsort(stable=True)
-        # A class's i-th of n samples stands at (i + 1/2) / n: any prefix of that order holds an equal share of each.
+        # The i-th of a class's n samples is placed at (i + 1/2) / n, so any prefix of this order has an equal share of
+        # each class.
         place = torch.empty(len(self), dtype=torch.float64)
         for label in range(int(self.targets.max()) + 1):
             members = (self.targets == label).nonzero().flatten()
@@ -181,12 +183,12 @@ class Samples:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KeptSamples(Samples):
-    """Samples of which only some are in memory: those that one rank uses. They are read by their indices in the set.
+    """Samples of which only those that one rank uses are in memory; they are read by their indices in the whole set.
 
     Attributes:
-        inputs, targets: those of the samples that are in memory.
-        indices: int64, ascending: the indices in the set of the samples that are in memory.
-        size: number of samples of the set.
+        inputs, targets: inputs and targets of the samples that are in memory.
+        indices: int64, ascending: for each sample in memory, its index in the whole set.
+        size: number of samples of the whole set.
     """
 
     indices: torch.Tensor
@@ -216,7 +218,8 @@ class Dataset(Options, abc.ABC):
 
     Attributes:
         task: what a network learns on this data set.
-        keeps_samples: True if the component keeps the samples that it has loaded, so that a rank has to hold all.
+        keeps_samples: True if the component itself keeps all samples that it has loaded, so that a rank cannot keep
+            only its own samples in memory.
     """
 
     task: ClassVar[Task] = CLASSIFICATION
@@ -224,37 +227,37 @@ class Dataset(Options, abc.ABC):
 
     @property
     def has_classes(self) -> bool:
-        """Return True if each sample belongs to a class, which is its target."""
+        """Return True if each sample has a class as its target."""
         return self.task.metric == "test_accuracy"
 
     @property
     @abc.abstractmethod
     def num_classes(self) -> int:
-        """Return the number of classes; a subclass may define a class variable instead of this property."""
+        """Return the number of classes; a subclass may define a class variable instead."""
 
     @abc.abstractmethod
     def dummy_batch(self, num_samples: int, device: torch.device | str) -> torch.Tensor:
-        """Return zeros [num_samples, ...] with the shape and dtype of what the network gets."""
+        """Return zeros [num_samples, ...] with the shape and dtype of the network's inputs."""
 
     def dummy_targets(self, num_samples: int, device: torch.device | str) -> torch.Tensor:
-        """Return zeros [num_samples, ...] with the shape of the targets of as many samples, int64."""
+        """Return int64 zeros [num_samples, ...] with the shape of the targets of `num_samples` samples."""
         return torch.zeros(num_samples, dtype=torch.int64, device=device)
 
     def augment(self, inputs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Return a batch of training inputs, changed at random; unchanged if the data set has no augmentation.
+        """Augment a batch of training inputs at random and return it; without augmentation, return it unchanged.
 
         Args:
-            inputs: a batch as it is stored in `Samples`, not changed.
+            inputs: a batch as stored in `Samples`; this method does not change it.
             generator: random generator on the CPU.
         """
         return inputs
 
     def normalise(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return a batch of stored or augmented inputs as the network gets it."""
+        """Convert a batch of stored or augmented inputs into the network's inputs, and return it."""
         return inputs
 
     def yardsticks(self) -> dict[str, float]:
-        """Return values of columns that describe the whole test set, by name, to compare the network's with."""
+        """Return values that describe the whole test set, by column name, for comparison with a network's results."""
         return {}
 
     def warnings(self) -> list[str]:
@@ -266,7 +269,7 @@ class Dataset(Options, abc.ABC):
         """Return (number of training samples, number of test samples) of the whole set."""
 
     def resolve_sizes(self, train_size: int | None, test_size: int | None) -> tuple[int, int]:
-        """Return (number of training samples, number of test samples) that `load` would return for these arguments.
+        """Return (number of training samples, number of test samples) that `load` would return.
 
         Args:
             train_size: requested number of training samples; None: all.
@@ -290,7 +293,7 @@ class Dataset(Options, abc.ABC):
         return size
 
     def status(self, data_dir: Path) -> str:
-        """Return one line for `bench data` and `bench doctor` on whether the set is ready to be loaded."""
+        """Return one line for `bench data` and `bench doctor` that says whether the set is ready to be loaded."""
         return "built in, nothing to prepare"
 
     def is_present(self, data_dir: Path) -> bool:
@@ -298,10 +301,10 @@ class Dataset(Options, abc.ABC):
         return True
 
     def prepare(self, data_dir: Path) -> None:
-        """Download and verify what `load` needs; built-in sets do nothing.
+        """Download and verify the files that `load` needs; built-in data sets need none.
 
         Raises:
-            DatasetError: preparation failed; the message is one sentence that says why and what to do.
+            DatasetError: the preparation failed; the message is one sentence that says why and what to do.
         """
 
     @abc.abstractmethod
@@ -313,7 +316,7 @@ class Dataset(Options, abc.ABC):
         Args:
             data_dir: folder into which `prepare` has written.
             seed: the run's seed, for generated samples; other data sets ignore it.
-            train_size: number of training samples, in which each class keeps its share; None: all.
+            train_size: number of training samples, chosen so that each class keeps its share; None: all.
             test_size: number of test samples, chosen in the same way; None: all.
 
         Raises:
@@ -328,8 +331,8 @@ class ImageDataset(Dataset, abc.ABC):
     Attributes:
         mean: mean of each channel over pixel values scaled to [0, 1], for normalisation.
         std: standard deviation of each channel, on the same scale.
-        mirror: True if augmentation may flip images, because a mirrored image keeps its label (as photographs do, but
-            not digits).
+        mirror: True if augmentation may flip images, because a mirrored image keeps its label (true for photographs,
+            but not for digits).
     """
 
     mean: ClassVar[tuple[float, float, float]]
@@ -365,14 +368,14 @@ def crop_and_flip(
     padding: int = 4,
     border: Literal["zero", "reflect"] = "zero",
 ) -> torch.Tensor:
-    """Shift each image at random by up to `padding` pixels in each direction, and with `flip` mirror half of them.
+    """Shift each image at random by up to `padding` pixels per direction, and with `flip` mirror half of the images.
 
     Args:
-        images: any dtype [num_samples, channels, height, width], not changed.
+        images: any dtype [num_samples, channels, height, width]; not changed.
         generator: random generator on the CPU; advanced by 2 draws per image (3 with `flip`).
         flip: mirror each image left to right with probability 1/2.
         padding: largest shift in pixels; each of the (2 padding + 1)^2 shifts is equally likely.
-        border: what is outside the image: "zero" for black, "reflect" for the image reflected at its edge.
+        border: content of the padding: "zero" for black, "reflect" for the image reflected at its edge.
 
     Returns:
         A new tensor of the same shape, dtype and device.

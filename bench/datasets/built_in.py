@@ -24,12 +24,12 @@ _WHITE = 16  # the brightest level in the source
 class Digits(ImageDataset, name="digits"):
     """Digits: 1797 real handwritten digits that are part of scikit-learn, enlarged to 3x32x32.
 
-    Source: Alpaydin, Kaynak, "Optical Recognition of Handwritten Digits" (1998), UCI Machine Learning Repository, its
+    Source: Alpaydin, Kaynak, "Optical Recognition of Handwritten Digits" (1998), UCI Machine Learning Repository, the
     test part, as in `sklearn.datasets.load_digits`.
-    Differs: 8x8 pixels of 17 grey levels become 32x32 of 256 by bilinear interpolation, the same in all three channels;
-    the split into training and test part is this project's.
+    Differs: 8x8 pixels of 17 grey levels become 32x32 pixels of 256 levels by bilinear interpolation, the same in all
+    three channels; the split into training and test part is this project's.
 
-    Load 1347 training and 450 test images in ten classes; the split is fixed and stratified.
+    Loads 1347 training and 450 test images in ten classes; the split is fixed and stratified.
     """
 
     num_classes: ClassVar[int] = 10
@@ -52,9 +52,9 @@ class Digits(ImageDataset, name="digits"):
 
 @functools.cache
 def _parts() -> tuple[Samples, Samples]:
-    """Return (training set, test set) of 3x32x32 images; they are read once per process.
+    """Return (training set, test set) of 3x32x32 images; the source is read only once per process.
 
-    Every fourth image is a test image, counted class by class, so that the test set includes a quarter of each class.
+    In each class, every fourth image is a test image, so that the test set has a quarter of each class.
     """
     grey, labels = _source()
     large = functional.interpolate(grey.float().unsqueeze(1), size=(32, 32), mode="bilinear", align_corners=False)
@@ -68,7 +68,7 @@ def _parts() -> tuple[Samples, Samples]:
 
 
 def _source() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return images, float64 [1797, 8, 8] from 0 to 16, and labels, int64 [1797], as scikit-learn's `load_digits` does.
+    """Return (images, labels) as scikit-learn's `load_digits` does: float64 [1797, 8, 8] from 0 to 16; int64 [1797].
 
     If scikit-learn's data file is in its usual place, this function reads the file itself, because importing
     scikit-learn would take every rank a second of CPU time.
@@ -94,25 +94,25 @@ class Synthetic(ImageDataset, name="synthetic"):
     """Synthetic: generated images of textured shapes, in any number and size, without a download.
 
     A class is one of five shapes (disc, square, triangle, cross, ring) with one of two textures (stripes, checks).
-    Position, size, rotation, colours, the texture's phase and period, the background's blotches and noise are random
-    for every image and independent of the class. A shape may be brighter or darker than its surroundings, so no single
-    pixel helps: a linear model stays near random guessing, while a small convolutional network learns the task in a few
-    epochs. With more than ten classes, every group of ten has its own axis in colour space, along which a shape's two
-    colours differ.
+    Position, size, rotation, colours, the phase and period of the texture, the blotches of the background and the noise
+    are random for every image and independent of the class. A shape may be brighter or darker than its surroundings, so
+    no single pixel helps: a linear model stays near random guessing, while a small convolutional network learns the
+    task in a few epochs. With more than ten classes, every group of ten has its own axis in colour space, along which a
+    shape's two colours differ.
 
-    Generate images of balanced classes: every `classes` consecutive images contain each class once.
+    Generates images of balanced classes: every `classes` consecutive images contain each class once.
 
-    Each rank generates the same images from the run's seed, with private generators. Image i of a part does not depend
-    on the number of images, so a smaller set is the beginning of a larger one.
+    Each rank generates the same images from the run's seed, with its own random generators. Image i of the training or
+    test set does not depend on the number of images, so a smaller set is the beginning of a larger set.
     """
 
     mean: ClassVar[tuple[float, float, float]] = (0.5, 0.5, 0.5)
     std: ClassVar[tuple[float, float, float]] = (0.141, 0.141, 0.141)
     mirror: ClassVar[bool] = True
 
-    train_size: Annotated[Count, Doc("training samples, unless the run sets their number")] = 10_000
-    test_size: Annotated[Count, Doc("test samples, unless the run sets their number")] = 2_000
-    noise: Annotated[float, Ge(0), Le(1), Doc("noise on every pixel, as a share of white; more makes it harder")] = 0.05
+    train_size: Annotated[Count, Doc("number of training samples, unless the run sets it")] = 10_000
+    test_size: Annotated[Count, Doc("number of test samples, unless the run sets it")] = 2_000
+    noise: Annotated[float, Ge(0), Le(1), Doc("noise on every pixel, as a share of white; more is harder")] = 0.05
     size: Annotated[
         int, Ge(8), Le(1024), Doc("side of an image in pixels; at 224 a sample takes 150 kB of memory and 5 ms to make")
     ] = IMAGE_SIZE
@@ -169,7 +169,7 @@ class Synthetic(ImageDataset, name="synthetic"):
 
         Args:
             labels: class of each image, int64 [n].
-            axes: axes in colour space, [groups of ten classes, 3]; None: random axes.
+            axes: one axis in colour space per group of ten classes, [groups, 3]; None: random axes.
             generator: the random generator.
         """
         n = len(labels)
@@ -197,12 +197,12 @@ def _axes(count: int) -> torch.Tensor:
 
 
 def _uniform(n: int, low: float, high: float, generator: torch.Generator) -> torch.Tensor:
-    """Return n random numbers, uniform from `low` to `high`, as [n, 1, 1], to be combined with maps [n, size, size]."""
+    """Return n random numbers, uniform from `low` to `high`, as [n, 1, 1], to broadcast with [n, size, size]."""
     return torch.rand(n, 1, 1, generator=generator) * (high - low) + low
 
 
 def _rotated(n: int, size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the coordinates of all pixel centres, rotated by a random angle per image: two maps [n, size, size].
+    """Return (x, y) of all pixel centres, rotated by a random angle per image; both are [n, size, size].
 
     Before the rotation by -0.5 to 0.5 radians, x and y run from -1 to 1 across the image.
     """
@@ -213,9 +213,9 @@ def _rotated(n: int, size: int, generator: torch.Generator) -> tuple[torch.Tenso
 
 
 def _object_coordinates(n: int, size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the coordinates x and y of all pixels relative to a randomly moved, rotated and scaled shape.
+    """Return (x, y) of all pixels relative to a randomly moved, rotated and scaled shape.
 
-    Each is a map [n, size, size] in units of the shape's radius, which is 0.5 to 0.85 of half the image.
+    Both are [n, size, size], in units of the shape's radius; the radius is 0.5 to 0.85 of half the image.
     """
     x, y = _rotated(n, size, generator)
     radius = _uniform(n, 0.5, 0.85, generator)
@@ -223,7 +223,7 @@ def _object_coordinates(n: int, size: int, generator: torch.Generator) -> tuple[
 
 
 def _texture(texture: torch.Tensor, size: int, generator: torch.Generator) -> torch.Tensor:
-    """Return a texture per image, [n, size, size] from 0 to 1, with random angle, phase and period.
+    """Return one texture per image, [n, size, size] from 0 to 1, with random angle, phase and period.
 
     Args:
         texture: 0 for stripes or 1 for checks, int64 [n].
@@ -240,7 +240,7 @@ def _texture(texture: torch.Tensor, size: int, generator: torch.Generator) -> to
 
 
 def _distance(x: torch.Tensor, y: torch.Tensor, shape: torch.Tensor) -> torch.Tensor:
-    """Return the signed distance to the outline of each image's shape, [n, size, size], in radii; negative inside.
+    """Return each pixel's distance to the outline of its image's shape, [n, size, size], in radii; negative inside.
 
     Args:
         x: horizontal positions [n, size, size] in radii, positive to the right.
@@ -261,7 +261,7 @@ def _distance(x: torch.Tensor, y: torch.Tensor, shape: torch.Tensor) -> torch.Te
 
 
 def _two_colours(n: int, axis: torch.Tensor | None, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two random colours per image, each [n, 3, 1, 1]; they differ by 0.7 in one channel, less in the others.
+    """Return two random colours per image, each [n, 3, 1, 1], that differ by 0.7 in one channel and less in the others.
 
     Args:
         n: number of images.

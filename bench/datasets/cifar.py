@@ -1,4 +1,4 @@
-"""The common part of CIFAR-10 and CIFAR-100: download an archive, check it against torchvision's checksums, load it."""
+"""Common code of CIFAR-10 and CIFAR-100: download an archive, check it against torchvision's checksums, load it."""
 
 import dataclasses
 import errno
@@ -22,27 +22,27 @@ from bench.core.files import check_regular, locked
 from bench.datasets.base import DatasetError, ImageDataset, Samples
 
 _WITHOUT_NETWORK = "use --dataset digits or --dataset synthetic, which need no download"
-# Errors of `write`, which do not include a file name.
+# Errors of `write`, whose exceptions do not contain a file name.
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 def _checked_address(url: str) -> str:
-    """Return the address; raise ValueError if it has invalid brackets or an invalid port."""
+    """Return `url` unchanged; raise ValueError if its brackets or its port are invalid."""
     _ = urllib.parse.urlsplit(url).port
     return url
 
 
 @dataclasses.dataclass(kw_only=True)
 class CifarArchive(ImageDataset):
-    """Load the images of an archive whose checksums torchvision knows: the common part of CIFAR-10 and CIFAR-100.
+    """Loads the images of an archive whose checksums torchvision knows: common code of CIFAR-10 and CIFAR-100.
 
     Torchvision downloads, verifies and reads the files; only `prepare` uses the network. Every file is verified before
-    it is read, so the pickles inside are certainly the published pickles, even from a mirror.
+    it is read, so the pickles in it are certainly the published ones, even if they come from a mirror.
 
     Base of the components `cifar10` and `cifar100`.
 
     Attributes:
-        archive: torchvision's class, with names, address and checksums of the archive and of the files in it.
+        archive: torchvision's class, which has the names and checksums of the archive and its files, and the address.
         whole: (number of training samples, number of test samples).
         timeout_s: longest wait for the server's next bytes, in seconds.
     """
@@ -76,7 +76,8 @@ class CifarArchive(ImageDataset):
     def prepare(self, data_dir: Path) -> None:
         """Download, verify and extract the archive, unless its extracted files are already complete.
 
-        An archive in `data_dir` is used without a download; if its checksum is wrong, it is not changed.
+        An archive that already is in `data_dir` is used without a download; if its checksum is wrong, it is not
+        replaced.
 
         Raises:
             DatasetError: there is no network, the server is silent for 10 s, a checksum is wrong, or the files cannot
@@ -88,7 +89,7 @@ class CifarArchive(ImageDataset):
             data_dir.mkdir(parents=True, exist_ok=True)
             lock = data_dir / f".{self.component_name}.lock"
             lock.touch()
-            with locked(lock, wait=True):  # only one of several processes downloads it
+            with locked(lock, wait=True):  # so that only one of several processes downloads
                 if not self.is_present(data_dir):
                     self._fetch_and_extract(data_dir)
         except OSError as error:
@@ -112,7 +113,7 @@ class CifarArchive(ImageDataset):
             )
         try:
             train, test = (self._read(data_dir, train=train) for train in (True, False))
-        except RuntimeError as error:  # what torchvision raises for a file that is missing or has a wrong checksum
+        except RuntimeError as error:  # torchvision raises this for a file that is missing or has a wrong checksum
             raise DatasetError(self._damage(self._bad_files(data_dir))) from error
         return train.subset(train_size), test.subset(test_size)
 
@@ -121,7 +122,7 @@ class CifarArchive(ImageDataset):
 
         Raises:
             DatasetError: the download failed, or the archive is damaged.
-            UsageError: something that is not a regular file has the archive's name.
+            UsageError: the archive's path is something other than a regular file.
             OSError: the files cannot be written.
         """
         path = data_dir / self.archive.filename
@@ -140,7 +141,7 @@ class CifarArchive(ImageDataset):
     def _download(self, data_dir: Path, path: Path) -> Path:
         url = self.url or self.archive.url
         before = socket.getdefaulttimeout()
-        socket.setdefaulttimeout(self.timeout_s)  # torchvision has no option for it
+        socket.setdefaulttimeout(self.timeout_s)  # torchvision has no option for a timeout
         try:
             download_url(url, str(data_dir), path.name, self.archive.tgz_md5)
         except (OSError, http.client.HTTPException, RecursionError, ValueError) as error:
@@ -151,7 +152,7 @@ class CifarArchive(ImageDataset):
                 f"and run {self._prepare_command}, copy {self.archive.filename} into the folder {data_dir} from "
                 f"elsewhere, or {_WITHOUT_NETWORK}"
             ) from error
-        except RuntimeError as error:  # what torchvision raises for a wrong checksum
+        except RuntimeError as error:  # torchvision raises this for a wrong checksum
             checksum = calculate_md5(path)
             path.unlink()
             raise DatasetError(
@@ -163,7 +164,7 @@ class CifarArchive(ImageDataset):
         return path
 
     def _reason(self, error: Exception) -> str:
-        """Return a few words for a message on what went wrong during the download."""
+        """Return a few words for an error message: the reason why the download failed."""
         cause = error.reason if isinstance(error, URLError) and isinstance(error.reason, Exception) else error
         if isinstance(cause, TimeoutError):
             return f"the server was silent for {self.timeout_s:g} s"
@@ -197,7 +198,7 @@ class CifarArchive(ImageDataset):
         return data_dir / str(self.archive.base_folder)
 
     def _bad_files(self, data_dir: Path) -> list[Path]:
-        """Return those of the archive's extracted files that are missing or have a wrong checksum."""
+        """Return the archive's extracted files that are missing or have a wrong checksum."""
         archive = self.archive
         files = [*archive.train_list, *archive.test_list, (archive.meta["filename"], archive.meta["md5"])]
         folder = self._folder(data_dir)
@@ -224,7 +225,7 @@ class Cifar10(CifarArchive, name="cifar10"):
 
     Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009), section 3.
 
-    Load CIFAR-10: 50 000 training and 10 000 test images, normalised by statistics of the training part.
+    Loads CIFAR-10: 50 000 training and 10 000 test images, normalised by statistics of the training part.
     """
 
     num_classes: ClassVar[int] = 10
@@ -239,7 +240,7 @@ class Cifar100(CifarArchive, name="cifar100"):
 
     Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009), section 3; the fine labels.
 
-    Load CIFAR-100: 50 000 training and 10 000 test images, normalised by statistics of the training part.
+    Loads CIFAR-100: 50 000 training and 10 000 test images, normalised by statistics of the training part.
     """
 
     num_classes: ClassVar[int] = 100

@@ -1,4 +1,4 @@
-"""Find the files below a folder of the user's, alike in every process, and what is left out and why."""
+"""Find the files below a user's folder, in the same way in every process, and say what is left out and why."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from pathlib import Path
 
 from bench.core.run_folder import PLOTS_FOLDER, REPORT, RUNS_FOLDER, RunFolder
 
-# Name relative to the folder, size in bytes and time of change in ns of each file, sorted.
+# Of each file: name relative to the folder, size in bytes and time of change in ns; sorted.
 Listing = tuple[tuple[str, int, int], ...]
-# Reason and name of each file and folder that is left out. A reason follows a number in a sentence: "2 hidden".
+# (reason, name) of each file and folder that is left out. In messages, a reason follows a number: "2 hidden".
 LeftOut = tuple[tuple[str, str], ...]
 
 UNREADABLE = "unreadable"
-# What commands write under these names, in any folder. Only names decide, so that a listing is the same before and
-# after a command has written.
+# Names of files that commands write, in any folder. Files with these names are always left out, so that a listing is
+# the same before and after a command has written.
 _RESULTS = (
     *(str(path) for path in (RUNS_FOLDER, PLOTS_FOLDER, REPORT)),
     *("study.json", "step-times", "decision.csv", "decision.json", "decision.svg"),  # of `bench decide`
     *("tuned.toml", "calibration.json", "calibration.json.parts", "profile.json"),
 )
-_SHOWN = 3  # names of each reason
+_SHOWN = 3  # number of names that a note shows for each reason
 
 
 def find_files(folder: Path) -> tuple[Listing, LeftOut]:
-    """Return all regular files below a folder that are not hidden or empty, and what is left out.
+    """Return (all regular files below a folder that are not hidden or empty, everything that is left out).
 
-    Links are followed. A file or folder that is reached several times counts once: under the name with the fewest links
-    on the way, and of these the first one. Links to the folder itself, or to one that holds it, would be loops. Results
-    of `bench` are left out, because the runs that read the folder may write there.
+    Links are followed. A file or folder that is reached under several names counts once: under the name with the fewest
+    links on the way, and among such names under the first. Links to the folder itself, or to a folder that contains it,
+    are left out, because they would be loops. Results of `bench` are left out, because the runs that read the folder
+    may write there.
     """
     root = folder.resolve()
     known = {_identity(path.stat()) for path in root.parents}
@@ -83,10 +84,10 @@ def find_files(folder: Path) -> tuple[Listing, LeftOut]:
 
 
 def note_of(subject: str, left_out: LeftOut) -> list[str]:
-    """Return a sentence that says how much was left out and why, or nothing if nothing was.
+    """Return a list of one sentence that says how much was left out and why; empty if nothing was left out.
 
     Args:
-        subject: what left it out, such as "text".
+        subject: what left the files out, such as "text".
         left_out: reason and name of each file and folder.
     """
     names: dict[str, list[str]] = {}
@@ -97,7 +98,7 @@ def note_of(subject: str, left_out: LeftOut) -> list[str]:
 
 
 def shown(name: str) -> str:
-    """Return a file's name as text that can be printed: bytes that are not UTF-8 are replaced."""
+    """Return a file's name as printable text: bytes that are not UTF-8 are replaced."""
     return os.fsencode(name).decode(errors="replace")
 
 
@@ -110,5 +111,5 @@ def _identity(facts: os.stat_result) -> tuple[int, int]:
 
 
 def _is_result(path: Path) -> bool:
-    """Return True for the folder of a run, and for what other commands write under its usual name."""
+    """Return True for the folder of a run, and for files that other commands write, under their usual names."""
     return bool(RunFolder(path).digest) or any(path.match(name) for name in _RESULTS)

@@ -1,4 +1,4 @@
-"""Data that a function of the user's own returns: `--dataset path/data.py:load`."""
+"""Data that a user's function returns: `--dataset path/data.py:load`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from bench.datasets.base import Dataset, LazyInputs, Samples, crop_and_flip
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class FunctionDataset(functions.FunctionOptions, Dataset):
-    """Calls a function that returns (training set, test set).
+    """Calls a user's function that returns (training set, test set).
 
-    Each is a map-style torch `Dataset` of (input, label), or a pair of tensors or arrays (inputs, labels). Inputs have
-    any shape; labels count from 0. A `Dataset` is read when a batch needs it; only its labels are read before.
+    Each set is a map-style torch `Dataset` of (input, label), or a pair of tensors or arrays (inputs, labels). Inputs
+    have any shape; labels count from 0. Inputs of a `Dataset` are read when a batch needs them; its labels are read
+    before.
     """
 
     keeps_samples: ClassVar[bool] = True  # so that the function is called once
@@ -52,7 +53,7 @@ class FunctionDataset(functions.FunctionOptions, Dataset):
 
     @override
     def normalise(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return floating-point inputs as float32, pixels (uint8) from 0 to 1, and other integers unchanged."""
+        """Return floating-point inputs as float32, pixels (uint8) scaled to [0, 1], and other integers unchanged."""
         if inputs.dtype == torch.uint8:
             return inputs.to(torch.float32) / 255
         return inputs.to(torch.float32) if inputs.is_floating_point() else inputs
@@ -75,7 +76,7 @@ class FunctionDataset(functions.FunctionOptions, Dataset):
         return f"loaded by {self.function.path}"
 
     def _loaded(self, seed: int | None = None) -> Loaded:
-        """Return the data of a seed; None: of any seed, for the number of classes and the shape of inputs."""
+        """Return the data for a seed; None: for any seed, if only the classes and the input shape are needed."""
         key = (type(self), tuple(self.option_texts().items()))
         kept = _kept.get(key)
         if seed is None:
@@ -83,7 +84,7 @@ class FunctionDataset(functions.FunctionOptions, Dataset):
         if kept is not None and kept.draws and kept.seed != seed:
             kept = None
         if kept is None or not (kept.process == os.getpid() or kept.is_in_memory):
-            # A forked process must not share open files with others.
+            # A forked process must not share open files with other processes.
             _kept.clear()
             _kept[key] = kept = _load(self, seed, [part.targets for part in kept.parts] if kept else [None, None])
         return kept
@@ -94,14 +95,14 @@ COMPONENT = FunctionDataset
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """What a function has returned.
+    """The data that a user's function has returned.
 
     Attributes:
         parts: training set and test set.
-        shape, dtype: those of one input, as the network gets it.
-        seed: the seed of numpy's and Python's generators with which the function was called.
-        draws: True if the function drew from these, so that another seed gives other data.
-        process: the id of the process that has called the function.
+        shape, dtype: shape and dtype of one input, as the network gets it.
+        seed: the seed of numpy's and Python's random generators when the function was called.
+        draws: True if the function drew from these generators, so that another seed gives other data.
+        process: the id of the process that called the function.
     """
 
     parts: tuple[Samples, Samples]
@@ -113,7 +114,7 @@ class Loaded:
 
     @property
     def is_in_memory(self) -> bool:
-        """Return True if no inputs are left to read."""
+        """Return True if all inputs are in memory."""
         return all(isinstance(part.inputs, torch.Tensor) for part in self.parts)
 
 
@@ -125,8 +126,8 @@ def _load(dataset: FunctionDataset, seed: int, labels: list[torch.Tensor | None]
 
     Args:
         dataset: the component.
-        seed: seeds numpy's and Python's generators.
-        labels: those of each part, if another process has read them already.
+        seed: seed for numpy's and Python's random generators.
+        labels: the labels of each part; None for a part whose labels no other process has read yet.
 
     Raises:
         PluginError: the function raised an exception, or returned something else; the message is one sentence.
@@ -166,7 +167,7 @@ def _load(dataset: FunctionDataset, seed: int, labels: list[torch.Tensor | None]
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed the global random generators inside the block, so that a random split is the same in every process."""
+    """Seed the global random generators inside a `with` block, so that a random split is the same in every process."""
     with torch.random.fork_rng(devices=[]), functions.seeded_generators(seed):
         torch.manual_seed(0)
         yield
@@ -177,11 +178,11 @@ def _samples(part: Any, function: functions.Function, what: str, known: torch.Te
 
     Args:
         part: a data set, or a pair of arrays.
-        function: the function.
-        what: names the part in messages.
-        known: its labels, if they have been read already.
+        function: the user's function.
+        what: the name of the part in messages.
+        known: the labels of the part; None if they have not been read yet.
     """
-    # Only of this very class: what a subclass returns is up to the user's code.
+    # Only for `TensorDataset` itself, because a subclass may return other items than its tensors.
     pair = part.tensors if type(part) is TensorDataset and len(part.tensors) == 2 else part
     inputs: torch.Tensor | DatasetInputs
     if isinstance(pair, (tuple, list)) and len(pair) == 2 and all(hasattr(each, "shape") for each in pair):
@@ -227,7 +228,8 @@ def _has_items(part: Any) -> bool:
 def _tensor(value: Any, what: str) -> torch.Tensor:
     try:
         if hasattr(value, "shape") and not isinstance(value, torch.Tensor):
-            # Of another library too. Copied if its memory is read-only (tables of pandas) or runs backwards (mirrored).
+            # Also accepts arrays of other libraries. Copies memory that is read-only (tables of pandas) or reversed
+            # (mirrored).
             value = np.require(value, requirements=["C", "W"])
         return torch.as_tensor(value)
     except (RuntimeError, TypeError, ValueError):
@@ -241,16 +243,16 @@ def _is_whole(labels: torch.Tensor) -> bool:
 
 
 class DatasetInputs(LazyInputs):
-    """The inputs of a map-style torch `Dataset`, read when they are used.
+    """The inputs of a map-style torch `Dataset`, which are read when they are used.
 
     Args:
         dataset: the data set, whose items are (input, label).
         indices: int64 indices of the samples.
         function: the function that returned the data set, for error messages.
-        what: names the data set in error messages.
+        what: the name of the data set in error messages.
 
     Attributes:
-        targets: the labels of all items of the data set; each item that is read must have its label.
+        targets: the labels of all items of the data set; an item that is read later must have the same label again.
     """
 
     targets: torch.Tensor
@@ -294,7 +296,7 @@ class DatasetInputs(LazyInputs):
         return selected
 
     def labels(self) -> torch.Tensor:
-        """Return the label of each item, which is read unless the data set's code is known."""
+        """Return the label of each item; items are read, unless the labels are stored in a known class of data set."""
         known = _labels(self._dataset)
         if known is not None and known.dim() == 1 and _is_whole(known):
             return known
@@ -319,9 +321,9 @@ class DatasetInputs(LazyInputs):
 
 
 def _labels(dataset: Any) -> torch.Tensor | None:
-    """Return the labels of a data set of a class whose code is known; None: only its items tell.
+    """Return the stored labels of a data set of a known class; None if only its items contain the labels.
 
-    A subclass may return anything, whatever attributes it has inherited.
+    A subclass of a known class does not count, because its items may differ from its attributes.
     """
     kind = type(dataset)
     if kind is TensorDataset:
@@ -332,7 +334,7 @@ def _labels(dataset: Any) -> torch.Tensor | None:
     if kind is ConcatDataset:
         parts = [_labels(part) for part in dataset.datasets]
         return None if any(part is None for part in parts) else torch.cat([part for part in parts if part is not None])
-    vision = sys.modules.get("torchvision.datasets")  # a set of torchvision's has imported it
+    vision = sys.modules.get("torchvision.datasets")  # imported if the data set is torchvision's
     if vision is None or getattr(dataset, "target_transform", None) is not None:
         return None
     if kind in (vision.DatasetFolder, vision.ImageFolder):

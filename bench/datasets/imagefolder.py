@@ -1,4 +1,4 @@
-"""Folders of images of your own, a folder per class, as in ImageNet: `imagefolder:path=FOLDER,size=224`."""
+"""Your own images, in one folder per class, as in ImageNet: `imagefolder:path=FOLDER,size=224`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bench.datasets.folders import LeftOut, find_files, note_of
 from collectives.options import Count
 
 _TEST_FOLDERS = ("val", "test")
-# Images are stored this much larger than the network gets them, so that training can cut out a random part.
+# Images are scaled to this many times the network's input size, so that training can cut out a random part.
 _MARGIN = 256 / 224
 _READY = "ready"
 
@@ -33,8 +33,8 @@ class ImageFolder(ImageDataset):
     """Images in `path/train/CLASS/` and `path/val/CLASS/` (or `path/test/CLASS/`), read when a batch needs them.
 
     Source of preprocessing: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition" (2015), section 3.4,
-    with one scale: the shorter side becomes 256/224 of `size`; training cuts out a random square of `size` or its
-    mirror image, evaluation the central one.
+    with one scale: the shorter side becomes 256/224 of `size`; training cuts out a random square of `size` and may
+    mirror it, evaluation cuts out the central square.
     """
 
     mean: ClassVar[tuple[float, float, float]] = (0.485, 0.456, 0.406)  # of ImageNet
@@ -119,12 +119,12 @@ class ImageFolder(ImageDataset):
 
 
 class _Images(LazyInputs):
-    """Images in files, read when they are used: uint8 [3, side, side].
+    """Images in files, which are read when they are used: uint8 [3, side, side].
 
     Args:
         paths: the files.
-        side: the shorter side is scaled to this many pixels, and the longer side is cut to as many.
-        threads: number of threads that read.
+        side: the shorter side is scaled to this many pixels, and the longer side is cut to the same length.
+        threads: number of threads that read files.
     """
 
     def __init__(self, paths: Sequence[str], side: int, threads: int) -> None:
@@ -163,8 +163,8 @@ class _Part:
     Attributes:
         classes: names of the classes, sorted.
         paths: the images, sorted by class, folder and name.
-        targets: the class of each image, an index of `classes`.
-        left_out: reason and name of each file and folder that is left out.
+        targets: the class of each image, as an index into `classes`.
+        left_out: (reason, name) of each file and folder that is left out.
     """
 
     classes: Sequence[str]
@@ -174,10 +174,10 @@ class _Part:
 
     @classmethod
     def of(cls, folder: Path) -> _Part:
-        """Find the images in the folders of a folder.
+        """Find the images below `folder`, which contains one folder per class.
 
         Raises:
-            DatasetError: there is no folder, or one has no image; the message is one sentence.
+            DatasetError: there is no folder of a class, or one has no image; the message is one sentence.
             OSError: a folder cannot be read.
         """
         inside = sorted(folder.iterdir())
@@ -203,9 +203,9 @@ class _Part:
         return cls(classes=[path.name for path in classes], paths=paths, targets=targets, left_out=tuple(left_out))
 
 
-@functools.lru_cache(maxsize=1)  # looking through a million files takes seconds
+@functools.lru_cache(maxsize=1)  # because looking through a million files takes seconds
 def _folders(path: str) -> tuple[_Part, _Part]:
-    """Return the training and the test images, with the same classes.
+    """Return (training images, test images), which have the same classes.
 
     Raises:
         DatasetError: a folder is missing or empty, or the classes differ; the message is one sentence.

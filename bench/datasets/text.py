@@ -1,4 +1,4 @@
-"""Text: files of your own as bytes, for models that learn each byte from those before it: `text:path=FOLDER`."""
+"""Text: your own files as bytes, for models that predict each byte from the bytes before it: `text:path=FOLDER`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bench.core.functions import HASH_DIGITS
 from bench.datasets.base import Dataset, DatasetError, Samples, Task
 from bench.datasets.folders import UNREADABLE, LeftOut, Listing, find_files, note_of, shown
 
-# Shares of a text's bytes; outside of them, a note says how much is held out.
+# If the held-out share of a text's bytes is outside of these limits, a note says how much is held out.
 LEAST_HELD_OUT, MOST_HELD_OUT = 0.02, 0.25
 
 
@@ -58,36 +58,35 @@ class LanguageModelling(Task):
 
 @dataclasses.dataclass(kw_only=True)
 class TextDataset(Dataset, abc.ABC):
-    """Base of texts, whose samples are windows of bytes that do not overlap, and whose targets are the next bytes.
+    """Base of texts: samples are windows of bytes that do not overlap, and the target of each byte is the next byte.
 
-    The files are split into training and held-out text, and joined in the order of their names. A text stays bytes in
-    memory: the inputs and the targets of all windows are two views of one tensor, which the ranks of a machine share.
+    The files are split into training and held-out text, and joined in the order of their names. A text is kept in
+    memory as bytes: the inputs and targets of all windows are two views of one tensor, which the ranks of a machine
+    share.
     """
 
     task: ClassVar[Task] = LanguageModelling()
     num_classes: ClassVar[int] = 256
 
-    context: Annotated[int, Ge(8), Le(65_536), Doc("bytes in a window; each is predicted from those before it")] = 128
-    hash: Annotated[
-        str, Doc("SHA-256 of the files' names and contents, the first 12 digits; any: whatever the text has")
-    ] = "any"
+    context: Annotated[int, Ge(8), Le(65_536), Doc("bytes in a window; each is predicted from earlier bytes")] = 128
+    hash: Annotated[str, Doc("first 12 digits of the SHA-256 of file names and contents; any: not checked")] = "any"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        with contextlib.suppress(_Absent):  # `resolve_sizes` refuses it
+        with contextlib.suppress(_Absent):  # `resolve_sizes` reports this error
             self.corpus.check_hash(self.hash)
             self.hash = self.corpus.hash
 
     @abc.abstractmethod
     def _files(self) -> tuple[Path, Listing, LeftOut]:
-        """Return the folder that holds the text, its files, and what is left out."""
+        """Return (the folder that contains the text, the text's files, what is left out)."""
 
     @functools.cached_property
     def corpus(self) -> Corpus:
-        """Return the text's files, which are read once per process.
+        """Return the text's files, which are read only once per process.
 
         Raises:
-            DatasetError: there are none, or one cannot be read; the message is one sentence for the user.
+            DatasetError: there are no files, or one cannot be read; the message is one sentence for the user.
         """
         folder, *files = self._files()
         corpus = _scanned(folder, *files)
@@ -174,15 +173,16 @@ class TextDataset(Dataset, abc.ABC):
 
 @dataclasses.dataclass(kw_only=True)
 class Text(TextDataset):
-    """Every regular file below a folder whose content is UTF-8 text; a note says what is left out and why.
+    """All regular files below a folder that contain UTF-8 text; a note says which files are left out and why.
 
     Links are followed, and a file that is reached several times counts once. Hidden files and folders, and results of
     `bench`, are left out.
 
-    About one file in 14 is held out, chosen by a hash of its name. If there is only one file, its last tenth is.
+    About one file in 14 is held out, chosen by a hash of its name. If there is only one file, its last tenth is held
+    out.
     """
 
-    path: Annotated[str, Doc("the folder of the files, which may be in folders of their own")] = "text"
+    path: Annotated[str, Doc("the folder with the files, which may be in subfolders")] = "text"
 
     @override
     def _files(self) -> tuple[Path, Listing, LeftOut]:
@@ -196,7 +196,7 @@ class Text(TextDataset):
         raise _Absent(f"{reason}; give a folder of text files with text:path=FOLDER")
 
 
-# Tests, other projects' packages, and files that differ between machines with the same version of Python.
+# Left out: tests, other projects' packages, and files that differ between machines with the same Python version.
 _NOT_LIBRARY = ("test", "tests", "idle_test", "site-packages", "__pycache__", "config-*", "_sysconfigdata*")
 
 
@@ -204,8 +204,8 @@ _NOT_LIBRARY = ("test", "tests", "idle_test", "site-packages", "__pycache__", "c
 class Stdlib(TextDataset, name="stdlib"):
     """Stdlib: source text of the running Python's standard library without its tests, as bytes.
 
-    About one file in 14 is held out, chosen by a hash of its name. Versions of Python have different texts, so their
-    runs are different experiments.
+    About one file in 14 is held out, chosen by a hash of its name. The text differs between versions of Python, so runs
+    with different versions are different experiments.
     """
 
     @override
@@ -216,7 +216,7 @@ class Stdlib(TextDataset, name="stdlib"):
             folders[:] = filter(_is_library, folders)
             for name in files:
                 path = Path(parent, name)
-                facts = path.lstat()  # no links, which lead to files of the machine's own
+                facts = path.lstat()  # leaves out links, because they lead to other files of this machine
                 if path.suffix == ".py" and _is_library(name) and stat.S_ISREG(facts.st_mode) and facts.st_size:
                     found.append((path.relative_to(folder).as_posix(), facts.st_size, facts.st_mtime_ns))
         return folder, tuple(sorted(found)), ()
@@ -227,7 +227,7 @@ def _is_library(name: str) -> bool:
 
 
 class _Absent(DatasetError):
-    """There is no text."""
+    """The text does not exist."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -235,11 +235,11 @@ class Corpus:
     """The files of a text, as they were found.
 
     Attributes:
-        folder: the folder that holds the files.
-        names: their names relative to it, sorted.
-        left_out: reason and name of each file and folder that is not part of the text, sorted.
-        hash: hexadecimal digits of the SHA-256 of names and contents.
-        nbytes: bytes of the training text and of the held-out text.
+        folder: the folder that contains the files.
+        names: the files' names relative to `folder`, sorted.
+        left_out: (reason, name) of each file and folder that is not part of the text, sorted.
+        hash: first hexadecimal digits of the SHA-256 of the files' names and contents.
+        nbytes: (bytes of the training text, bytes of the held-out text).
     """
 
     folder: Path
@@ -249,7 +249,7 @@ class Corpus:
     nbytes: tuple[int, int]
 
     def check_hash(self, expected: str) -> None:
-        """Raise DatasetError if the text has another hash; "any" fits every text."""
+        """Raise DatasetError if the text's hash is not `expected`; "any" accepts every text."""
         if expected not in ("any", self.hash):
             raise DatasetError(
                 f"the text in {self.folder} has the hash {self.hash} instead of {expected}, so it has changed; restore "
@@ -257,7 +257,7 @@ class Corpus:
             )
 
     def read(self) -> tuple[bytearray, bytearray]:
-        """Return the training text and the held-out text.
+        """Return (training text, held-out text).
 
         Raises:
             DatasetError: a file has changed since it was found, or cannot be read any more.
@@ -281,7 +281,8 @@ class Corpus:
 
 def held_out_among(names: Sequence[str]) -> set[str]:
     """Return the names of the files that are held out: about one in 14, at least one, never all."""
-    # the salt: without it, the largest file of the library, which is no program, would be half of the held-out text
+    # The salt matters: without it, the standard library's largest file, which is not code, would be half of the
+    # held-out text.
     place_of = {
         name: int.from_bytes(hashlib.sha256(b"held out " + _bytes(name)).digest()[:8]) / 2**64 for name in names
     }
@@ -289,7 +290,7 @@ def held_out_among(names: Sequence[str]) -> set[str]:
     return {first, *(name for name in others[:-1] if place_of[name] < 1 / 14)} if others else set()
 
 
-@functools.lru_cache(maxsize=4)  # reading again takes a tenth of a second; a changed file has another time
+@functools.lru_cache(maxsize=4)  # reading takes a tenth of a second; a file that changes gets another time
 def _scanned(folder: Path, listing: Listing, left_out: LeftOut) -> Corpus:
     digest = hashlib.sha256()
     sizes: dict[str, int] = {}
@@ -333,7 +334,7 @@ def _is_text(content: bytes) -> bool:
     return b"\0" not in content
 
 
-# Module and options by the name in the column.
+# By the name in the column: module and options of the compressor.
 _COMPRESSORS: Mapping[str, tuple[str, Mapping[str, int]]] = {
     "gzip": ("gzip", {"compresslevel": 9}),
     "bz2": ("bz2", {"compresslevel": 9}),
@@ -343,7 +344,7 @@ _COMPRESSORS: Mapping[str, tuple[str, Mapping[str, int]]] = {
 
 @functools.lru_cache(maxsize=1)
 def _compressed(corpus: Corpus) -> Mapping[str, float]:
-    """Return bits per byte of the held-out text after each of Python's compressors; some installations lack one."""
+    """Return bits per byte of the held-out text for each of Python's compressors that is installed, by column name."""
     text, found = bytes(corpus.read()[1]), {}
     for name, (module, options) in _COMPRESSORS.items():
         with contextlib.suppress(ImportError):

@@ -1,4 +1,4 @@
-"""The interface of models: a component has options and one method that builds the network."""
+"""The interface of models: a component consists of options and a method that builds the network."""
 
 import abc
 import dataclasses
@@ -18,7 +18,7 @@ from collectives.options import Incompatible, Options
 
 @dataclasses.dataclass(kw_only=True)
 class Model(Options, abc.ABC):
-    """Base of all models; most built-in ones classify 3x32x32 images, and some also take other sizes.
+    """Base of all models; most built-in models classify 3x32x32 images, and some also take other sizes.
 
     On the command line, a subclass has the name of its file, unless the class statement gives another name.
     """
@@ -36,19 +36,19 @@ class Model(Options, abc.ABC):
         """
 
     def check_inputs(self, inputs: torch.Tensor) -> None:
-        """Raise Incompatible, with one sentence, if the network cannot process such inputs, as far as is known."""
+        """Raise Incompatible if this model is known to be unable to process such inputs."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class TextModel(Model, abc.ABC):
-    """Base of models that predict the next byte at each position of a text from the bytes up to there.
+    """Base of models that predict, at each position of a text, the next byte from the bytes up to this position.
 
     The network maps bytes, int64 [num_samples, context], to logits, float [num_samples, context, num_classes].
     """
 
     @property
     def longest(self) -> int | None:
-        """Return the most bytes that the network can process at once; None: any number."""
+        """Return the largest number of bytes that the network can process at once; None: no limit."""
         return None
 
     @override
@@ -64,30 +64,30 @@ class TextModel(Model, abc.ABC):
 
 
 class HasInputs(Protocol):
-    """What a network is built for: a data set."""
+    """The part of a data set's interface that is needed to build a network."""
 
     @property
     def num_classes(self) -> int:
         """Return the number of classes."""
 
     def dummy_batch(self, num_samples: int, device: torch.device | str) -> torch.Tensor:
-        """Return zeros with the shape and dtype of what the network gets."""
+        """Return zeros with the shape and dtype of a batch of the network's inputs."""
 
 
 def build_network(model: Model, data: HasInputs) -> nn.Module:
     """Build the network for a data set; torch's lazy modules get their shapes from a batch of zeros.
 
     Raises:
-        Incompatible: the network cannot process the batch, has nothing to train, or a lazy module that the forward pass
-            does not use.
+        Incompatible: the network cannot process the batch, has no parameters to train, or has a lazy module that the
+            forward pass does not use.
     """
     network = model.build(data.num_classes)
-    if _lazy_names(network) or not list(network.parameters()):  # it may make them in its forward pass: this is refused
+    if _lazy_names(network) or not list(network.parameters()):  # refuses networks that make parameters in forward
         device = torch.get_default_device()
         with torch.device("cpu"):
             if device.type == "meta":
-                network = model.build(data.num_classes)  # without values it may not be able to run
-            network.eval()  # changes no running statistics
+                network = model.build(data.num_classes)  # because forward may need values
+            network.eval()  # so that running statistics do not change
             try_forward(network, model.component_name, data.dummy_batch(2, "cpu"))
             network.train()
         if names := _lazy_names(network):
@@ -110,10 +110,10 @@ def _lazy_names(network: nn.Module) -> list[str]:
 
 
 def seeded_network(model: str, data: HasInputs, seed: int) -> nn.Module:
-    """Build the network that belongs to a seed, with the same weights on every rank.
+    """Build the network for a seed, with the same weights on every rank.
 
-    Afterwards the ranks draw different numbers from the global generators of Python and numpy, and the same ones from
-    torch's.
+    Afterwards the global random generators of Python and numpy give different numbers on each rank; torch's generator
+    gives the same numbers on all ranks.
 
     Args:
         model: spec of the model.
@@ -128,12 +128,12 @@ def seeded_network(model: str, data: HasInputs, seed: int) -> nn.Module:
 
 
 def try_forward(network: nn.Module, name: str, inputs: torch.Tensor) -> object:
-    """Return what a network returns for some inputs, without gradients.
+    """Run a network without gradients, and return its output for some inputs.
 
     Args:
         network: the network.
         name: the model's name, for the message.
-        inputs: a batch of what the network gets, on the network's device.
+        inputs: a batch of inputs, on the network's device.
 
     Raises:
         Incompatible: the network cannot process inputs of this shape: "linear cannot take inputs of 3x64x64 (...)".
@@ -159,15 +159,15 @@ def pooled_buffers(
     variances: Collection[str],
     average: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
 ) -> dict[str, torch.Tensor]:
-    """Return the floating-point buffers of all replicas together, by name: their means over replicas.
+    """Combine the replicas' floating-point buffers, by name, into one set: return their means over replicas.
 
-    Replicas see different samples. So the running variance of a BatchNorm becomes that of all samples: the mean of the
-    variances plus the variance of the means.
+    Because replicas see different samples, the running variance of a BatchNorm becomes the variance of all samples: the
+    mean of the variances plus the variance of the means.
 
     Args:
-        buffers: the buffers of a replica, or of all replicas with a first dimension for them.
+        buffers: the buffers of one replica, or those of all replicas, stacked along a first dimension.
         variances: names of the running variances of BatchNorm.
-        average: returns the means over replicas of such tensors.
+        average: function that returns the means over replicas of such tensors.
     """
     others = [name for name, buffer in buffers.items() if buffer.is_floating_point() and name not in variances]
     pooled = dict(zip(others, average([buffers[name] for name in others]), strict=True))

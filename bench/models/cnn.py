@@ -19,7 +19,7 @@ class SmallCnn(Model, name="small_cnn"):
     With the default options, a convolution (36 864 weights) and a fully connected layer (131 072) are large enough for
     every compressor to have an effect.
 
-    Build a network of 193 178 parameters for ten classes, with 3.5 million multiplications per image.
+    Builds a network of 193 178 parameters for ten classes, with 3.5 million multiplications per image.
     """
 
     width: Annotated[
@@ -66,7 +66,7 @@ class Vgg11(Model, name="vgg11"):
     which would make the network several times larger); batch normalisation after each convolution, as in torchvision's
     `vgg11_bn`, so that it trains without initial weights from a shallower network; no dropout.
 
-    Build a network of 28 146 762 parameters for ten classes, two thirds of them in fully connected layers.
+    Builds a network of 28 146 762 parameters for ten classes, two thirds of them in fully connected layers.
 
     The options width=16,hidden=1024 divide every dimension by four: 1.8 million parameters in the same proportions.
     """
@@ -94,7 +94,7 @@ class Vgg11(Model, name="vgg11"):
             nn.ReLU(inplace=True),
             nn.Linear(self.hidden, num_classes),
         )
-        for module in network.modules():  # He's initialisation, which keeps signals' size
+        for module in network.modules():  # He's initialisation, which keeps the scale of activations
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
         return network
@@ -104,7 +104,7 @@ class Vgg11(Model, name="vgg11"):
 class Linear(Model, name="linear"):
     """Softmax regression on raw pixels: one matrix and a bias.
 
-    Build the simplest model, a baseline for all other models, with 30 730 parameters for ten classes.
+    Builds the simplest model, a baseline for all other models, with 30 730 parameters for ten classes.
     """
 
     @override

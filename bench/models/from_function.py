@@ -1,4 +1,4 @@
-"""A network that a function of the user's own builds: `--model path/net.py:build:width=64`."""
+"""A network that a user's function builds: `--model path/net.py:build:width=64`."""
 
 import dataclasses
 import weakref
@@ -15,7 +15,7 @@ from bench.models.base import Model
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class FunctionModel(functions.FunctionOptions, Model):
-    """Calls a function, or a class of networks, that returns the network; it gets `num_classes` if it accepts it."""
+    """Calls a user's function or class that returns the network, with `num_classes` if it has such a parameter."""
 
     passed: ClassVar[tuple[str, ...]] = ("num_classes",)
 
@@ -26,7 +26,7 @@ class FunctionModel(functions.FunctionOptions, Model):
         except PluginError:
             if torch.get_default_device().type != "meta":
                 raise
-            with torch.device("cpu"):  # a network that reads values while it is built
+            with torch.device("cpu"):  # for a network that reads values while it is built
                 network = self.call(num_classes=num_classes)
             network = network.to("meta") if isinstance(network, nn.Module) else network
         if not isinstance(network, nn.Module):

@@ -1,9 +1,9 @@
 """GPT: a transformer that predicts the next byte of a text.
 
 Source: Radford, Wu, Child, Luan, Amodei, Sutskever, "Language Models are Unsupervised Multitask Learners" (2019):
-normalisation before attention and MLP and after the last block; weights drawn with deviation 0.02, those that add to
-the residual stream divided by sqrt(2 layers). preset=nanogpt has the small shape of Karpathy's nanoGPT, 10.7 million
-parameters without the positions.
+normalisation before attention and MLP and after the last block; weights drawn with standard deviation 0.02, and divided
+by sqrt(2 layers) where they add to the residual stream. preset=nanogpt has the small shape of Karpathy's nanoGPT, 10.7
+million parameters without the position embeddings.
 Differs: no biases, as in nanoGPT's default configuration; no dropout of attention weights; a vocabulary of 256 bytes.
 """
 
@@ -38,11 +38,11 @@ class Gpt(TextModel):
     presets = PRESETS
 
     layers: Annotated[int, Ge(1), Le(1000), Doc("blocks of attention and MLP")] = 4
-    width: Annotated[int, Ge(1), Le(65_536), Doc("numbers that stand for a byte; a multiple of heads")] = 128
+    width: Annotated[int, Ge(1), Le(65_536), Doc("size of a byte's embedding; a multiple of heads")] = 128
     heads: Annotated[Count, Doc("heads of the attention")] = 4
-    context: Annotated[int, Ge(1), Le(65_536), Doc("most bytes that the network gets at once")] = 128
+    context: Annotated[int, Ge(1), Le(65_536), Doc("largest number of bytes that the network gets at once")] = 128
     dropout: Annotated[
-        float, Ge(0), Lt(1), Doc("share of the embeddings, and of what blocks add, that is set to zero")
+        float, Ge(0), Lt(1), Doc("dropout: share of the embeddings, and of the blocks' outputs, that is set to 0")
     ] = 0.0
     preset: Annotated[
         Literal["none", "small", "nanogpt"], Doc("change the defaults of the other options to those of a known shape")
@@ -67,9 +67,10 @@ class Gpt(TextModel):
 
 
 class Transformer(nn.Module):
-    """Map bytes, int64 [n, up to context], to logits [n, the same, num_classes]; the embeddings are the output matrix.
+    """Maps bytes, int64 [n, length], to logits [n, length, num_classes]; the output layer reuses the embedding matrix.
 
-    The code asks for no shapes, and every operation makes one tensor, so that torch.fx can trace it.
+    The length is at most `context`. The code reads no shapes, and every operation returns one tensor, so that torch.fx
+    can trace the module.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and an MLP, each of which adds to its inputs [n, context, width] what it makes of them normalised."""
+    """Attention, then an MLP; each normalises its input [n, context, width] and adds its output to the input."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -113,7 +114,7 @@ class Block(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    """Attention of each position to itself and those before it, [n, context, width] to the same shape."""
+    """Attention of each position to itself and all earlier positions: [n, context, width] to the same shape."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

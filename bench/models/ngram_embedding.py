@@ -18,17 +18,17 @@ _SHIFT = 20  # the low bits of a product mix few bits of the key
 
 @dataclasses.dataclass(kw_only=True)
 class NgramEmbedding(TextModel):
-    """Predicts the next byte of a text from the last few: one row per n-gram, from a table for each n, summed.
+    """Predicts the next byte of a text from the last few bytes: sums one row per n-gram, from a table for each n.
 
-    A batch has at most as many n-grams of each length as bytes, so most rows of the tables have a gradient of zero.
-    Gradients are dense tensors, because DDP puts no sparse ones into its buckets.
+    For each length, a batch has at most as many n-grams as bytes, so most rows of the tables have a gradient of zero.
+    Gradients are dense tensors, because DDP's buckets cannot contain sparse gradients.
 
-    Build 6.4 million parameters with the default options, of which 6.3 million are rows.
+    Builds 6.4 million parameters with the default options, of which 6.3 million are in the tables.
     """
 
     order: Annotated[int, Ge(1), Le(7), Doc("length of the longest n-gram, in bytes")] = 4
     rows: Annotated[
-        Count, Doc("rows of each table; longer n-grams share rows by a hash, and a table never has more than n-grams")
+        Count, Doc("most rows of each table; n-grams share rows by a hash if a table has fewer rows than n-grams")
     ] = 65_536
     width: Annotated[Count, Doc("numbers in a row")] = 32
     hidden: Annotated[Count, Doc("units of the hidden layer")] = 256
@@ -39,11 +39,11 @@ class NgramEmbedding(TextModel):
 
 
 class Ngrams(nn.Module):
-    """Map bytes, int64 [n, context], to logits [n, context, num_classes].
+    """Maps bytes, int64 [n, context], to logits [n, context, num_classes].
 
     Args:
         num_classes: number of outputs.
-        rows: rows of the table for each length of n-gram, from 1.
+        rows: number of rows of each table, in order of the n-gram's length from 1.
         width: numbers in a row.
         hidden: units of the hidden layer.
     """
@@ -59,7 +59,7 @@ class Ngrams(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         key, found = torch.zeros_like(x), []
         for back, (table, rows) in enumerate(zip(self.tables, self.rows, strict=True)):
-            key = key + functional.pad(x, (back, -back)) * 256**back  # zeros stand before the window
+            key = key + functional.pad(x, (back, -back)) * 256**back  # before the window there are zeros
             found.append(table(_row(key, rows, back + 1)))
         logits: torch.Tensor = self.out(functional.gelu(self.hidden(sum(found[1:], start=found[0]))))
         return logits

@@ -3,7 +3,8 @@
 Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition" (2015), section 4.2; shortcut option A of
 section 3.3; initialisation of He et al., "Delving Deep into Rectifiers" (2015).
 Differs: where the resolution halves, the shortcut takes every second pixel and adds channels of zeros, half of them
-before and half after the existing channels. The paper does not say on which side; the number of parameters is the same.
+before and half after the existing channels. The paper does not say where they are added; this has no effect on the
+number of parameters.
 """
 
 import dataclasses

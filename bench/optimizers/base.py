@@ -1,9 +1,9 @@
-"""The interface of optimizers: a component has options and one method that builds the torch optimizer.
+"""The interface of optimizers: a component consists of options and a method that builds the torch optimizer.
 
-Most optimizers use gradients that are equal on all ranks. An optimizer that `exchanges` something itself (moments,
-factors) gets a `CompressedCommunicator` and sends in its own `step`, which the strategy calls on every rank in every
-step that is not skipped. If it also `keeps_gradients`, it uses this rank's own gradient, the strategy sends no
-gradients, and `bind` returns a `gradwire.optim.base.BoundOptimizer`.
+Most optimizers use gradients that are equal on all ranks. If `exchanges` is True, the optimizer itself also sends data
+(moments, factors): it gets a `CompressedCommunicator` and sends in its own `step`, which the strategy calls on every
+rank in every step that is not skipped. If `keeps_gradients` is True, too, the optimizer uses this rank's own gradient,
+the strategy sends no gradients, and `bind` returns a `gradwire.optim.base.BoundOptimizer`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,19 @@ from gradwire.optim.base import FlatOptimizer
 
 @dataclasses.dataclass(kw_only=True)
 class Optimizer(Options):
-    """Base of all optimizers. A subclass is named after its file, or gives its name.
+    """Base of all optimizers. A subclass has the name of its file, or the name that its class statement gives.
 
     Attributes:
-        built: class of the torch optimizer, whose arguments have the names of the options, unless `bind` needs none.
+        built: class of the torch optimizer; its arguments have the names of the options. Not needed if a subclass
+            overrides `bind`.
         default_lr: the learning rate if the user gives none.
-        default_collectives: names of collectives, best first, that are tried before the compressor's own.
+        default_collectives: names of collectives, best first, that are tried before the compressor's default
+            collectives.
         watches_layers: True if the optimizer observes the inputs and output gradients of every layer, which requires a
             single forward and backward per step.
-        needs_network: True if no part of the network can be updated apart: the update of a parameter depends on its
-            layer, or ranks have different parameters between exchanges.
+        needs_network: True if the optimizer needs the whole network and cannot update a part of the parameters alone,
+            because the update of a parameter depends on its layer, or ranks have different parameters between
+            exchanges.
     """
 
     built: ClassVar[Callable[..., torch.optim.Optimizer]] = torch.optim.Optimizer
@@ -57,15 +60,15 @@ class Optimizer(Options):
 
     @property
     def encodes_itself(self) -> bool:
-        """Return True if the optimizer encodes what it sends in place of gradients.
+        """Return True if the optimizer itself encodes what it sends instead of gradients.
 
-        On each rank these may therefore be clipped, and K-FAC cannot precondition them.
+        If so, each rank may clip its own gradients, and K-FAC cannot precondition them.
         """
         return isinstance(self.built, type) and issubclass(self.built, FlatOptimizer)
 
     @property
     def period(self) -> int:
-        """Return the number of steps after which the work of the steps repeats."""
+        """Return the number of steps after which the pattern of work repeats, such as K-FAC's `update_every`."""
         return 1
 
     @override
@@ -73,25 +76,25 @@ class Optimizer(Options):
         return f"{self.component_name} keeps different moments on every rank" if self.keeps_gradients else ""
 
     def warnings(self) -> list[str]:
-        """Return what the user should know about these options, one sentence each."""
+        """Return warnings for the user about these options, one sentence each."""
         return []
 
     def refusals(self, compressor: Compressor, collective: Collective) -> list[Refusal]:
-        """Return what this optimizer cannot be combined with, as a table for `collectives.refusals.refuse`."""
+        """Return what this optimizer does not work with, as a table for `collectives.refusals.refuse`."""
         return []
 
     def check_layers(self, layers: Sequence[Layer]) -> None:
         """Check that this optimizer can train a network with these trainable parameters.
 
         Raises:
-            Incompatible: it cannot; the message names what would work.
+            Incompatible: this optimizer cannot; the message names what would work.
         """
 
     def hand_over_momentum(self) -> tuple[Optimizer, float, bool]:
         """Return this optimizer without its momentum, for a compressor that applies momentum itself.
 
         Returns:
-            (the remaining optimizer; the momentum coefficient, in [0, 1); True for Nesterov momentum)
+            (the optimizer without momentum; the momentum coefficient, in [0, 1); True for Nesterov momentum)
 
         Raises:
             OptionError: "adam has no momentum to hand over to momentum_correction; use sgd, or add ...".
@@ -104,12 +107,12 @@ class Optimizer(Options):
     def bind(
         self, model: nn.Module, lr: float, communicator: CompressedCommunicator | None = None
     ) -> torch.optim.Optimizer:
-        """Build the torch optimizer of a model's parameters, by default `built`; every rank must call this method.
+        """Build the torch optimizer for a model's parameters, by default a `built`; every rank must call this method.
 
         Args:
-            model: the network, not wrapped in DDP; a part of its parameters without their layers, unless the optimizer
-                `needs_network`.
+            model: the network, not wrapped in DDP. Unless the optimizer `needs_network`, this may be a module with only
+                a part of the parameters, without their layers.
             lr: the learning rate before any schedule.
-            communicator: carries what the optimizer exchanges; None if the optimizer exchanges nothing.
+            communicator: sends and receives the optimizer's data; None if the optimizer exchanges nothing.
         """
         return self.built(model, lr, communicator=communicator, **self.option_values())

@@ -103,14 +103,15 @@ class UseMaxAdaBelief(MaxAdaBeliefOptions, Optimizer, name="max_adabelief"):
 
 @dataclasses.dataclass(kw_only=True)
 class UseKfac(KfacOptions, Optimizer, name="kfac"):
-    """K-FAC: gradients times the inverse of an approximate curvature, before any other optimizer.
+    """K-FAC: gradients times the inverse of an approximate curvature, in front of any other optimizer.
 
     Raises:
-        OptionError: `inner` or `collective` cannot be built, or is kfac itself, or `inner` encodes its own messages.
+        OptionError: `inner` or `collective` cannot be built, `inner` is kfac itself, or `inner` encodes its own
+            messages.
 
     Attributes:
         stepping: the optimizer named by `inner`, which updates the parameters.
-        summing: the collective named by `collective`, which sums the factors; None: the run's collective.
+        summing: the collective named by `collective`, which sums K-FAC's matrices; None: the run's collective.
     """
 
     default_lr: ClassVar[float] = 0.02
@@ -121,9 +122,7 @@ class UseKfac(KfacOptions, Optimizer, name="kfac"):
     inner: Annotated[str, Doc("optimizer that steps on the preconditioned gradients; give --lr to suit it")] = "sgd"
     collective: Annotated[
         str | None,
-        Doc(
-            "sums the factors; with transfer=cholesky, ring halves their bytes for any number of ranks; none: the run's"
-        ),
+        Doc("sums the factors; with transfer=cholesky, ring halves bytes for any number of ranks; none: the run's own"),
     ] = None
 
     def __post_init__(self) -> None:
@@ -131,15 +130,15 @@ class UseKfac(KfacOptions, Optimizer, name="kfac"):
         self.stepping: Optimizer = self._part("optimizers", "inner", self.inner)
         if self.stepping.encodes_itself:
             raise OptionError(
-                f"{self.component_name}: inner={self.inner} is not possible: it does not precondition for an "
-                "optimizer that encodes what it sends; name another, such as sgd"
+                f"{self.component_name}: inner={self.inner} is not possible: it encodes its own messages, "
+                "and K-FAC can change only gradients; name another optimizer, such as sgd"
             )
         self.summing: Collective | None = (
             None if self.collective is None else self._part("collectives", "collective", self.collective)
         )
 
     def _part(self, kind: str, option: str, text: str) -> Any:
-        if text.partition(":")[0] == self.component_name:  # would recurse without end
+        if text.partition(":")[0] == self.component_name:  # it would contain itself without end
             raise OptionError(
                 f"{self.component_name}: {option}={text} is not possible: it would contain itself; name another "
                 "optimizer, such as sgd"
@@ -165,7 +164,7 @@ class UseKfac(KfacOptions, Optimizer, name="kfac"):
         return [
             Refusal(
                 summing is not None and summing.recodes and not summing.decodes,
-                f"{self.component_name}: collective={self.collective} encodes sums of codes again, and factors are no "
+                f"{self.component_name}: collective={self.collective} encodes sums of codes again, and factors are not "
                 "codes",
                 [{"optimizer.collective": summing and summing.component_name}],
             ),

@@ -1,4 +1,4 @@
-"""Optimizers of torch; the options have torch's meaning and names."""
+"""Optimizers of torch; the options have the same names and meaning as in torch."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from gradwire.exchange.communicator import CompressedCommunicator
 
 @dataclasses.dataclass(kw_only=True)
 class TorchOptimizer(Optimizer):
-    """Base of the components that build one of torch's optimizers; `betas` is (beta1, beta2).
+    """Base of the components that build one of torch's optimizers; beta1 and beta2 become torch's `betas`.
 
     Attributes:
         implementation: arguments that select torch's fastest implementation.
@@ -43,7 +43,7 @@ class Sgd(TorchOptimizer, name="sgd"):
     Differs: as in torch, the learning rate multiplies the momentum buffer, instead of each gradient that is added to
     it.
 
-    Build torch.optim.SGD.
+    Builds torch.optim.SGD.
 
     Raises:
         OptionError: "sgd: nesterov=true needs momentum above 0; leave one of them out".
@@ -68,9 +68,9 @@ class Sgd(TorchOptimizer, name="sgd"):
 
 @dataclasses.dataclass(kw_only=True)
 class SgdAfterMomentum(Sgd):
-    """SGD for gradients to which the compressor has applied momentum; only weight decay has a momentum buffer here.
+    """SGD for gradients to which the compressor has applied momentum; here only weight decay has a momentum buffer.
 
-    Without that buffer the decay would be weaker by the factor 1 - momentum.
+    Without this buffer, weight decay would be weaker by the factor 1 - momentum.
 
     Source: the optimizer in the repository of the authors of Deep Gradient Compression
     (synxlin/deep-gradient-compression, dgc/optim/sgd.py).
@@ -101,7 +101,7 @@ class Adam(TorchOptimizer, name="adam"):
 
     Source: Kingma, Ba, "Adam: A Method for Stochastic Optimization" (2015), algorithm 1.
 
-    Build torch.optim.Adam.
+    Builds torch.optim.Adam.
     """
 
     default_lr: ClassVar[float] = 0.001
@@ -115,11 +115,11 @@ class Adam(TorchOptimizer, name="adam"):
 
 @dataclasses.dataclass(kw_only=True)
 class AdamW(Adam, name="adamw"):
-    """AdamW: Adam with weight decay that does not enter the moments.
+    """AdamW: Adam with weight decay that does not affect the moments.
 
     Source: Loshchilov, Hutter, "Decoupled Weight Decay Regularization" (2019), algorithm 2.
 
-    Build torch.optim.AdamW.
+    Builds torch.optim.AdamW.
     """
 
     built = torch.optim.AdamW
@@ -133,7 +133,7 @@ class Adagrad(TorchOptimizer, name="adagrad"):
 
     Source: Duchi, Hazan, Singer, "Adaptive subgradient methods for online learning and stochastic optimization" (2011).
 
-    Build torch.optim.Adagrad.
+    Builds torch.optim.Adagrad.
     """
 
     default_lr: ClassVar[float] = 0.01
@@ -149,10 +149,10 @@ class Adagrad(TorchOptimizer, name="adagrad"):
 class Rmsprop(TorchOptimizer, name="rmsprop"):
     """RMSprop: steps scaled by the root of a running mean of squared gradients.
 
-    Source: Tieleman, Hinton, "Lecture 6.5: RMSProp" (Neural networks for machine learning, 2012); `centered` is Graves,
-    "Generating sequences with recurrent neural networks" (2013).
+    Source: Tieleman, Hinton, "Lecture 6.5: RMSProp" (Neural networks for machine learning, 2012); `centered` is from
+    Graves, "Generating sequences with recurrent neural networks" (2013).
 
-    Build torch.optim.RMSprop.
+    Builds torch.optim.RMSprop.
     """
 
     default_lr: ClassVar[float] = 0.001

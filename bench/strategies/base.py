@@ -1,7 +1,7 @@
 """The interface of strategies: a strategy decides what ranks exchange, when, and who updates the parameters.
 
 A strategy is one file in this folder, or in a package here, with one class. Its dataclass fields are its options.
-`refusals` says what the strategy cannot be combined with, which is refused before any process starts. `bind` is called
+`refusals` lists what the strategy does not work with; such runs are refused before any process starts. `bind` is called
 once on every rank and returns the object that the training loop drives:
 
     report = strategy.train_step(batch)     # for every batch
@@ -9,7 +9,7 @@ once on every rank and returns the object that the training loop drives:
     state = strategy.state_dict()           # at every checkpoint, and `load_state_dict` when the run resumes
     strategy.close()                        # at the end
 
-The rest of the code knows nothing else about strategies, so a new strategy is one new file.
+The rest of the code uses nothing else of a strategy, so a new strategy is one new file.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Setup:
         model: the network, not wrapped in DDP, on `device`; its weights are equal on all ranks.
         compressor, collective, optimizer: the run's components, with their options set.
         device: the device on which this rank computes.
-        rendezvous_store: rendezvous store of the whole run, if every rank is a process group of its own; else None.
+        rendezvous_store: the whole run's rendezvous store, if each rank has its own process group; otherwise None.
     """
 
     config: RunConfig
@@ -69,7 +69,8 @@ class Setup:
     def make_reducer(self) -> tuple[Reducer, Optimizer]:
         """Return a new reducer, which compresses gradients and keeps residuals, and the optimizer to use with it.
 
-        If the compressor applies momentum itself, the reducer gets the optimizer's momentum, and the optimizer none.
+        If the compressor applies momentum itself, the reducer gets the optimizer's momentum, and the returned optimizer
+        has none.
         """
         if not self.compressor.traits.owns_momentum:
             return reducer_for(self.compressor), self.optimizer
@@ -77,7 +78,7 @@ class Setup:
         return reducer_for(self.compressor, momentum=momentum, nesterov=nesterov), optimizer
 
     def open_channel(self) -> CompressedCommunicator:
-        """Return a new communicator, with its own process group, for what the optimizer exchanges.
+        """Return a new communicator, with its own process group, for the data that the optimizer exchanges.
 
         Every rank must call this method.
         """
@@ -92,22 +93,22 @@ class Setup:
 
 @dataclasses.dataclass(kw_only=True)
 class Strategy(Options, abc.ABC):
-    """Decide what ranks exchange and when. A subclass is named after its file; its dataclass fields are options."""
+    """Decides what ranks exchange and when. A subclass is named after its file; its dataclass fields are options."""
 
     @property
     def default_collectives(self) -> tuple[str, ...]:
-        """Return names of collectives, best first; empty: the compressor's own list.
+        """Return names of collectives, best first; an empty result means the compressor's own list.
 
-        If the user names no collective, the first one that takes the compressor's payloads is used.
+        If the user names no collective, the run uses the first of these that can send the compressor's payloads.
         """
         return ()
 
     @property
     def ranks_may_leave(self) -> bool:
-        """Return True if ranks other than 0 may be lost and start again while the others go on.
+        """Return True if ranks other than rank 0 may be lost and start again while the remaining ranks continue.
 
-        Every rank is then a process group of its own, so that no collective operation of the training loop waits for a
-        lost rank. What ranks tell each other is the strategy's task.
+        Every rank then has its own process group, so that no collective operation of the training loop waits for a lost
+        rank. The strategy must do all communication between ranks.
         """
         return False
 
@@ -122,7 +123,7 @@ class Strategy(Options, abc.ABC):
         return None
 
     def complete(self, options: RunConfig) -> RunConfig:
-        """Return `options` with the settings about processes that this strategy determines, such as `world_size`.
+        """Return `options` with the settings of processes that this strategy determines, such as `world_size`.
 
         This method is called before defaults are chosen.
 
@@ -138,12 +139,12 @@ class Strategy(Options, abc.ABC):
     def refusals(
         self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
     ) -> list[Refusal]:
-        """Return what this strategy cannot train with, as a table for `collectives.refusals.refuse`.
+        """Return what this strategy does not work with, as a table for `collectives.refusals.refuse`.
 
         Args:
             config: the run's complete configuration.
             compressor: the run's compressor.
-            collective: the run's collective, or the default.
+            collective: the run's collective, which the user or the default chose.
             optimizer: the run's optimizer.
         """
         return []
@@ -153,7 +154,7 @@ class Strategy(Options, abc.ABC):
 
         Args:
             config: the run's complete configuration.
-            model: the network on the meta device, without values.
+            model: the network, on the meta device (without values).
 
         Raises:
             UsageError: this strategy cannot train the network.
@@ -164,7 +165,7 @@ class Strategy(Options, abc.ABC):
     def bind(self, setup: Setup) -> BoundStrategy | CommandedRank:
         """Return the object that trains on this rank; every rank must call this method.
 
-        A rank that only computes for another rank gets a `CommandedRank`.
+        The object is a `CommandedRank` on a rank that only computes for another rank.
         """
 
 
@@ -177,13 +178,14 @@ class Batch:
         y: targets: [samples, ...].
         step: index and epoch of the step, for compressors.
         lr: learning rate of the step's update.
-        task: has the loss.
-        num_parts: number of mini-batches into which the batch is split; their gradients are averaged.
-        amp: compute forward in bf16 (autocast).
+        task: computes the loss.
+        num_parts: number of mini-batches into which the batch is split; the gradients of the mini-batches are averaged.
+        amp: True to compute forward in bf16 (autocast).
         label_smoothing: share of each target that is spread evenly over all classes, 0 to below 1.
         clip_norm: largest L2 norm of the mean gradient, which the strategy clips before the update; None: no limit.
-        stop_at: the step of the run after which all ranks stop together, to evaluate or to save.
-        on_loss: called with the mean loss, detached, before its gradient is used; raises if training has diverged.
+        stop_at: the next step of the run after which all ranks stop together, to evaluate or to save.
+        on_loss: called with the detached mean loss before the gradients are used; raises an error if training has
+            diverged.
     """
 
     x: torch.Tensor
@@ -205,8 +207,8 @@ class Batch:
 
         Args:
             network: the network, wrapped in DDP or not.
-            accumulating: returns a context in which backward exchanges no gradients; used for all mini-batches except
-                the last one.
+            accumulating: returns a context in which backward exchanges no gradients; used for every mini-batch except
+                the last.
         """
         *earlier, last = zip(self.x.chunk(self.num_parts), self.y.chunk(self.num_parts), strict=True)
         losses = []
@@ -227,8 +229,8 @@ class Batch:
 class Exchange(Protocol):
     """The part of a strategy that sends and receives messages, and counts them.
 
-    `CompressedCommunicator` implements this protocol. The methods defined here suit an exchange that encodes nothing
-    and keeps no residuals.
+    `CompressedCommunicator` implements this protocol. The methods that have a body here are right for an exchange that
+    encodes nothing and keeps no residuals.
     """
 
     @property
@@ -265,10 +267,10 @@ class RepeatsDecisions(Protocol):
     """An exchange that makes decisions during training, such as a change of compressor, and can repeat them."""
 
     def replay(self, decisions: Sequence[Mapping[str, Any]]) -> None:
-        """Make the decisions of a stopped process again, when its run resumes; every rank must call this method.
+        """When a run resumes, repeat the decisions of the stopped process; every rank must call this method.
 
         Args:
-            decisions: the decisions from the step reports, each as its `to_dict` returned it.
+            decisions: the decisions from the step reports, each in the form that its `to_dict` returned.
         """
 
 
@@ -277,17 +279,17 @@ class BoundStrategy(abc.ABC):
 
     Args:
         model: the network whose parameters are trained, not wrapped in DDP.
-        exchanges: all objects that send and receive messages; their traffic is added up, their states are saved
+        exchanges: all objects that send and receive messages; their traffic is added up, and their states are saved
             together.
         optimizer: updates the model's parameters; None if another process updates them.
 
     Attributes:
         model, exchanges, optimizer: the arguments.
         layers: the model's trainable parameters.
-        loop: process group of the ranks that run the training loop; None if all ranks do.
-        interval: number of steps after which the work of the steps repeats, for example from exchange to exchange.
-        first_step: the step of the run from which this process trains, if it joins after the others.
-        evaluates: False if this rank leaves evaluations to others.
+        loop: process group of the ranks that run the training loop; None if all ranks run it.
+        interval: number of steps after which the pattern of work repeats, for example the steps between two exchanges.
+        first_step: the step of the run from which this process trains; not 0 if the process joins after others.
+        evaluates: False if this rank takes no part in evaluations.
     """
 
     loop: dist.ProcessGroup | None = None
@@ -304,11 +306,11 @@ class BoundStrategy(abc.ABC):
         self.layers: list[Layer] = layers_of(model)
 
     def join(self, *, while_waiting: Callable[[], None], has_joined: Callable[[], None]) -> None:  # noqa: B027 - optional
-        """Join the other ranks, if ranks may leave and return; the last call before training, which sets `first_step`.
+        """Join the other ranks, if ranks may leave and return, and set `first_step`; the last call before training.
 
         Args:
             while_waiting: call this at least once a second while this rank waits for ranks that may be lost.
-            has_joined: call this once this rank has taken part in what the ranks do together.
+            has_joined: call this once this rank has taken part in an exchange.
         """
 
     @abc.abstractmethod
@@ -320,19 +322,19 @@ class BoundStrategy(abc.ABC):
 
     @abc.abstractmethod
     def synchronize(self) -> None:
-        """Wait until all updates are applied on all ranks, which then hold equal parameters.
+        """Wait until all updates are applied on all ranks, so that all ranks have equal parameters.
 
         Every rank must call this method.
         """
 
     def go_to(self, step: int) -> None:  # noqa: B027 - optional
-        """Go on as if `step` steps were done, to measure times; the state may not be that of a training.
+        """Continue as if `step` steps had been made, to measure times; the state may not be that of a real training.
 
         Every rank must call this method, between two steps.
         """
 
     def begin_interval(self) -> None:  # noqa: B027 - optional
-        """Go on as if the last `interval` had just ended, to measure times; the state may not be that of a training.
+        """Continue as if an `interval` had just ended, to measure times; the state may not be that of a real training.
 
         Every rank must call this method, between two steps.
         """
@@ -364,7 +366,7 @@ class BoundStrategy(abc.ABC):
     def close(self) -> None:
         """Release threads, connections and memory; every rank must call this method.
 
-        Ranks close together, because a backend that closes while a peer still sends aborts that peer.
+        All ranks must close at the same time, because a backend that closes while a peer still sends aborts that peer.
         """
         dist.barrier()
         for exchange in self.exchanges:
@@ -372,13 +374,14 @@ class BoundStrategy(abc.ABC):
         dist.barrier()
 
     def columns(self) -> dict[str, Any]:
-        """Return the values of columns of `metrics.csv` that only this strategy has, by name; those of rank 0 count."""
+        """Return the values, by name, of `metrics.csv` columns that only this strategy has; rank 0's values count."""
         return {}
 
     def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the figures since the last row of each copy of the network that this process reports, by name.
+        """Return one dict of figures, by name, for each copy of the network on which this process reports.
 
-        Some strategies have ranks that write no rows themselves, so that another rank reports for them.
+        Figures cover the time since the last row. A process reports on several copies if other ranks write no rows
+        themselves.
 
         Args:
             own: figures of this process alone, such as its CPU time, by name.
@@ -388,7 +391,7 @@ class BoundStrategy(abc.ABC):
     def link_rows(self, num_steps: int) -> list[dict[str, Any]]:
         """Return the rows of `links.csv` about the last `num_steps` steps, without the columns run_id, epoch and step.
 
-        Each row gives the traffic between two processes; without a strategy that counts it there are none.
+        Each row gives the traffic between two processes. There are no rows if the strategy does not count this traffic.
         """
         return []
 
@@ -421,14 +424,15 @@ class BoundStrategy(abc.ABC):
 
 
 class CommandedRank(abc.ABC):
-    """A process that computes on the commands of another process, which runs the training loop."""
+    """A process that only executes commands; another process runs the training loop and sends the commands."""
 
     @abc.abstractmethod
     def follow(self, save: SaveState) -> None:
-        """Carry out the commands of the process with the training loop, until that process closes its strategy.
+        """Execute commands from the process that runs the training loop, until that process closes its strategy.
 
         Args:
-            save: saves this process's state at a checkpoint; called with (number of optimizer steps done, state).
+            save: function that saves this process's state at a checkpoint; called with (number of optimizer steps done,
+                state).
         """
 
     @abc.abstractmethod

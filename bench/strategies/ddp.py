@@ -44,10 +44,10 @@ from gradwire.step_guard import Nonfinite, StepGuard, are_finite
 
 @dataclasses.dataclass(kw_only=True)
 class Ddp(Strategy):
-    """Register the compressor and the collective as DDP's communication hook.
+    """Registers the compressor and the collective as DDP's communication hook.
 
-    The compressor `none` with the collective `native` and the async trigger is plain DDP without a hook of this
-    project; PyTorch's own hooks are registered as they are. If the optimizer exchanges something instead of gradients,
+    The compressor `none` with the collective `native` and the async trigger means plain DDP, without a hook of this
+    project. PyTorch's own hooks are registered unchanged. If the optimizer exchanges other data instead of gradients,
     the model is not wrapped in DDP.
     """
 
@@ -55,7 +55,7 @@ class Ddp(Strategy):
     def default_bucket_mb(self, layers: Sequence[Layer], optimizer: Optimizer, compressor: Compressor) -> float | None:
         """Return the default size of DDP's buckets in MiB; None if no gradients are sent.
 
-        A compressor that needs the whole model as one message gets the model's size, all others `bucket_size`.
+        For a compressor that needs the whole model as one message it is the model's size, otherwise `bucket_size`.
         """
         if optimizer.keeps_gradients:
             return None
@@ -135,7 +135,7 @@ NO_BROADCASTS: dict[str, Any] = {
 def wrap(model: nn.Module, device: torch.device, bucket_mb: float) -> DistributedDataParallel:
     """Wrap the model in DDP with buckets of `bucket_mb` MiB, without broadcasts from rank 0.
 
-    Instead, all ranks draw the initial weights from the same seed and compare hashes of the weights.
+    Broadcasts are not needed, because all ranks draw the initial weights from the same seed and compare hashes of them.
     """
     return DistributedDataParallel(
         model,
@@ -148,12 +148,13 @@ def wrap(model: nn.Module, device: torch.device, bucket_mb: float) -> Distribute
 
 
 # Steps between two readings of DDP's own timers: a reading costs as much as a small layer. 7 has no common factor with
-# 5 or 10, so an optimizer that exchanges something every 5 or 10 steps does so as often in timed steps as in others.
+# 5 or 10, so if an optimizer exchanges data every 5 or 10 steps, its exchanges are as frequent in timed steps as in
+# other steps.
 DDP_TIMER_EVERY = 7
 
 
 class DdpExchange(Exchange):
-    """Let DDP exchange gradients, by itself or with one of PyTorch's own hooks.
+    """Exchange of gradients by DDP itself, without a hook or with one of PyTorch's own hooks.
 
     Args:
         ddp: the wrapped model, without a communication hook so far.
@@ -177,7 +178,7 @@ class DdpExchange(Exchange):
     @property
     @override
     def traffic(self) -> Mapping[Purpose, Traffic]:
-        # By the formula of the ring all-reduce, because the backend does not count what it sends.
+        # Computed by the formula of the ring all-reduce, because the backend does not count what it sends.
         return {"gradient": self._gradient, "control": Traffic(), "state": Traffic()}
 
     def start_step(self, step: Step) -> None:
@@ -201,7 +202,7 @@ class DdpExchange(Exchange):
         self._gradient.nbytes += round(2 * (world_size - 1) / world_size * sum(part.nbytes for part in encoded))
         report = StepReport(skipped=self._is_skipped(), encoded=encoded)
         if self._step_index % DDP_TIMER_EVERY == DDP_TIMER_EVERY - 1:
-            cast(Any, self._ddp.logger).set_runtime_stats_and_log()  # otherwise the timers are the previous step's
+            cast(Any, self._ddp.logger).set_runtime_stats_and_log()  # else the timers are those of the previous step
             timers = self._ddp._get_ddp_logging_data()
             ended, computed = timers.get("backward_comm_time_end"), timers.get("backward_compute_time_end")
             report.exposed_s = max(0, int(ended) - int(computed)) * 1e-9 if ended and computed else None
@@ -230,13 +231,13 @@ class DdpExchange(Exchange):
 
 
 class Replicas(BoundStrategy):
-    """Train a copy of the network on every rank: each rank's optimizer applies the same update.
+    """Trains a copy of the network on every rank: each rank's optimizer applies the same update.
 
     Args:
         model: the network, not wrapped in DDP.
-        exchanges: the exchange of gradients, and the one of what the optimizer sends.
+        exchanges: the exchange of gradients, and the exchange of the optimizer's data.
         optimizer: updates the model's parameters.
-        channel: carries what the optimizer exchanges in its `step`; None if the optimizer exchanges nothing.
+        channel: sends and receives the data that the optimizer exchanges in `step`; None if it exchanges nothing.
     """
 
     exchanges: Sequence[CompressedCommunicator | DdpExchange]
@@ -261,20 +262,20 @@ class Replicas(BoundStrategy):
         report = self._compute_gradients(batch)
         started = time.perf_counter()
         if not report.skipped:
-            if batch.clip_norm is not None:  # gradients are equal on all ranks by now, or are to be clipped apart
+            if batch.clip_norm is not None:  # by now gradients are equal on all ranks, or each rank clips its own
                 nn.utils.clip_grad_norm_(self.model.parameters(), batch.clip_norm)
             self.optimizer.step()
             if self._channel is not None:
                 own = self._channel.finish_step()
                 report.add(own)
                 report.update_exposed_s = own.exposed_s or 0.0
-        self.optimizer.zero_grad()  # sets them to None, so DDP copies the next gradients into its buckets, not adds
+        self.optimizer.zero_grad()  # sets them to None, so that DDP copies the next gradients into buckets
         report.update_s = time.perf_counter() - started
         return report
 
     @abc.abstractmethod
     def _compute_gradients(self, batch: Batch) -> StepReport:
-        """Run forward and backward, set every parameter's `grad` to what the optimizer needs, and return the report."""
+        """Run forward and backward, set each parameter's `grad` to what the optimizer needs, and return a report."""
 
     @override
     def synchronize(self) -> None:
@@ -282,11 +283,11 @@ class Replicas(BoundStrategy):
 
 
 class SharedGradients(Replicas):
-    """Let DDP exchange gradients in every backward, with this project's hook, one of PyTorch's hooks, or no hook.
+    """Replicas whose gradients DDP exchanges in every backward, with this project's hook, PyTorch's hook or no hook.
 
     Args:
         setup: the run's components and this rank's model.
-        channel: carries what the optimizer exchanges; None if the optimizer exchanges nothing.
+        channel: sends and receives the optimizer's data; None if the optimizer exchanges nothing.
     """
 
     def __init__(self, setup: Setup, channel: CompressedCommunicator | None) -> None:
@@ -334,9 +335,10 @@ class SharedGradients(Replicas):
         super().load_state_dict(state)
 
     def _rebuild_buckets(self) -> None:
-        """Run one forward and backward, after which DDP rebuilds its buckets, as it did in the stopped process.
+        """Run one forward and backward, so that DDP rebuilds its buckets as in the process that was stopped.
 
-        The rounding of sums depends on the buckets. `load_state_dict` then replaces all state that this changed.
+        The rounding of sums depends on the buckets. Afterwards `load_state_dict` replaces all state that this method
+        changed.
         """
         config, device = self._setup.config, self._setup.device
         dataset: Dataset = spec.build("datasets", config.filled["dataset"])
@@ -356,16 +358,16 @@ class SharedGradients(Replicas):
 
 
 class OwnGradients(Replicas):
-    """Let each rank keep its own gradients, because the optimizer exchanges something else.
+    """Replicas that each keep their own gradients, because the optimizer exchanges other data.
 
-    Ranks only vote on whether all gradients are finite. With the sync trigger they also wait until all ranks have
+    About gradients, ranks only vote whether all are finite. With the sync trigger they also wait until all ranks have
     finished backward.
 
     Args:
         model: the network, not wrapped in DDP.
         channel: the optimizer's communicator, which also carries and counts the votes.
         optimizer: updates the model's parameters.
-        trigger: with "sync", a rank continues when rank 0 has seen all ranks finish backward; with "async", at once.
+        trigger: with "sync", a rank continues when all ranks have finished backward; with "async", at once.
         nonfinite: what to do about a non-finite gradient.
     """
 

@@ -1,8 +1,8 @@
-"""Local: every rank trains alone for some steps, then ranks exchange how far their parameters moved.
+"""Local: every rank trains alone for some steps, then ranks average how far their parameters have moved.
 
 All ranks keep an outer copy of the parameters, equal bit for bit. After every `steps` steps, each rank sends the outer
-copy minus its own parameters, compressed; an outer optimizer (SGD) moves the copy by the mean, and the rank takes it
-over. Evaluations, checkpoints and the saved model use the outer copy.
+copy minus its own parameters, compressed. An outer optimizer (SGD) moves the copy by the mean of these differences, and
+each rank sets its parameters to the copy. Evaluations, checkpoints and the saved model use the outer copy.
 
 Source: Douillard et al. 2023 (DiLoCo, arXiv:2311.08105); the other presets are Streaming DiLoCo (arXiv:2501.18512),
 SparseLoCo (arXiv:2508.15706) and post-local SGD (arXiv:1808.07217).
@@ -35,7 +35,7 @@ from gradwire.local.options import LocalOptions
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Local(LocalOptions, Strategy):
-    """Exchange differences of parameters instead of gradients.
+    """Exchanges differences of parameters instead of gradients.
 
     The defaults are local SGD: every 30 steps the parameters become their mean over ranks. A preset changes the
     defaults of other options; options that you give take precedence. preset=diloco: steps=500, outer_lr=0.7,
@@ -44,19 +44,19 @@ class Local(LocalOptions, Strategy):
 
     The inner optimizer's state stays on its rank, and the learning-rate schedule runs over inner steps. Gradients are
     clipped on each rank, and a rank whose gradient is not finite skips its own step. With fragments, block b of the
-    network belongs to fragment b modulo `fragments`; a fragment is exchanged every steps / fragments steps, and during
-    the next `delay` steps in the background. Floating-point buffers are averaged with the last fragment.
+    network belongs to fragment b modulo `fragments`; every steps / fragments steps one fragment is exchanged, in the
+    background of the next `delay` steps. Floating-point buffers are averaged with the last fragment.
 
-    With steps=auto, the ranks plan at each exchange how many steps each makes until the next one, from the times that
-    steps and exchanges took, and the mean is weighted by these numbers. A step of the run is then `world_size` steps of
-    ranks, whichever ranks make them.
+    With steps=auto, the ranks plan at each exchange how many steps each rank makes until the next exchange, from the
+    times that steps and exchanges took. The mean is weighted by these numbers. A step of the run then means
+    `world_size` steps of single ranks, whichever ranks make them.
 
-    Bytes: those of one message of the model every `steps` steps, and of its buffers in fp32, counted as state.
+    Bytes: every `steps` steps, one message of the whole model, and its buffers in fp32, which count as state.
     """
 
     @override
     def obstacle_to_resizing(self) -> str:
-        return f"{self} gives every rank another number of steps" if self.steps == "auto" else ""
+        return f"{self} gives ranks different numbers of steps" if self.steps == "auto" else ""
 
     @override
     def refusals(
@@ -114,7 +114,7 @@ class Local(LocalOptions, Strategy):
 
 
 def _steps_of(config: RunConfig) -> int:
-    """Return the number of steps in the run's epochs; 0 if it depends on the samples that a partition leaves out."""
+    """Return the number of steps in the run's epochs; 0 if not known, because a partition may leave out samples."""
     if config.epochs is None or Partition.parse(config.partition).per_rank is not None:
         return 0
     samples = (config.train_size - config.holdout_size) // config.replicas
@@ -122,12 +122,12 @@ def _steps_of(config: RunConfig) -> int:
 
 
 class LocalTraining(BoundStrategy):
-    """Train on this rank alone between exchanges.
+    """Trains on this rank alone between exchanges.
 
     Args:
         setup: the run's components and this rank's model.
         options: the strategy with its options.
-        members: who takes part in the exchanges.
+        members: decides which ranks take part in the exchanges.
     """
 
     kind: ClassVar[type[LocalSteps]] = LocalSteps
@@ -180,7 +180,7 @@ class LocalTraining(BoundStrategy):
 
 
 class LocalTrainingBySpeed(LocalTraining):
-    """Train on this rank alone for as many steps as its speed allows until the next exchange."""
+    """Trains on this rank alone between exchanges, for a number of steps that depends on the rank's speed."""
 
     kind = LocalStepsBySpeed
     _local: LocalStepsBySpeed

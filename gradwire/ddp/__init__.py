@@ -1,1 +1,1 @@
-"""The communication hook of a model in DistributedDataParallel; see `gradwire.attach`."""
+"""Compressed gradients of a model in DistributedDataParallel; see `gradwire.attach`."""

@@ -51,7 +51,7 @@ def attach(
 ) -> CompressionHook:
     """Exchange the gradients of `ddp` through a compressor and a collective from the next `backward` on.
 
-    Every rank must call this function. The hook that an earlier call returned for the same network is closed.
+    Every rank must call this function. A hook that an earlier call returned for the same network is closed.
 
     Args:
         ddp: the wrapped model, compiled or not, without a communication hook. With `gradient_as_bucket_view=True`
@@ -67,16 +67,16 @@ def attach(
         timeout_s: longest wait for any one message, in seconds.
         optimizer: the optimizer, or all optimizers, of this model. Their `step` then changes nothing in a skipped step,
             so that the training loop need not call `step_ok`. `hook.watch` adds optimizers later.
-        scaler: the scaler of a loop in fp16. Residuals then do not contain the scale. After an overflow on any rank the
-            gradients are infinite on all ranks, so that the scaler skips the step everywhere.
-        clip_norm: largest L2 norm of this rank's gradient; it is clipped before it is compressed, and therefore sent
-            only when backward has ended.
+        scaler: the gradient scaler of a training loop in fp16. Residuals then do not contain the scale. After an
+            overflow on any rank the gradients are infinite on all ranks, so that the scaler skips the step everywhere.
+        clip_norm: largest L2 norm of this rank's gradient, which is clipped before it is compressed; sending therefore
+            begins only when backward has ended.
 
     Raises:
         ValueError: the compressor with this collective, the model or an option of DDP is not supported, for example:
-            "topk sends Sparse payloads: native adds ...; use collective allgather"; momentum is missing or not used;
-            the compressor needs a single bucket and there are several; the compressor is one of PyTorch's own hooks;
-            the model is not in DDP (bare, FSDP), already has a hook, was changed after it was wrapped (frozen,
+            "topk sends Sparse payloads: native adds ...; use collective allgather"; momentum is missing, or given but
+            not used; the compressor needs a single bucket and there are several; the compressor is one of PyTorch's own
+            hooks; the model is not in DDP (bare, FSDP), already has a hook, was changed after it was wrapped (frozen,
             converted), or trains complex parameters, or fp64 parameters that would be compressed; an embedding has
             sparse gradients.
         OptionError: a spec names no component, or has a wrong option.
@@ -139,7 +139,7 @@ def _engine(model: nn.Module) -> DistributedDataParallel:
     """Return the DDP model inside a compiled model, or the DDP model that was given.
 
     Raises:
-        ValueError: there is no DDP model, its options leave a communication hook without buckets, or an embedding has
+        ValueError: there is no DDP model, its options do not give buckets to a communication hook, or an embedding has
             sparse gradients.
     """
     ddp = getattr(model, "_orig_mod", model)

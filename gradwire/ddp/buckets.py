@@ -1,4 +1,4 @@
-"""DDP's buckets: their default size, and which layers each holds."""
+"""DDP's buckets: their default size, and which layers each bucket contains."""
 
 import itertools
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from compressors.layer import Layer
 WHOLE_MODEL_MB = 2.0**20  # more than any model: all layers go into one bucket
 MIN_BUCKET_MB, MAX_BUCKET_MB = 1.0, 25.0  # DDP's own default is 25
 BUCKET_COST = 0.05  # assumed time of one more bucket, as a share of the time to exchange the model
-SMALL_BUCKET = 0.05  # share of the model; backward of a smaller rest is assumed to take no time
+SMALL_BUCKET = 0.05  # share of the model; gradients of a smaller rest are assumed to take no time to compute
 
 
 def gradient_mb(layers: Sequence[Layer]) -> float:
@@ -18,10 +18,10 @@ def gradient_mb(layers: Sequence[Layer]) -> float:
 
 
 def bucket_size(layers: Sequence[Layer]) -> float:
-    """Return a size of DDP's buckets for these layers in MiB: 25 to 45 % of the model, at least 1 and at most 25.
+    """Return a size for DDP's buckets in MiB: 25 to 45 % of these layers' gradients, at least 1 and at most 25.
 
-    The exchange of the last bucket does not overlap with backward, so the size is chosen that gives few buckets and a
-    small last one.
+    The exchange of the last bucket does not overlap with backward, so this function chooses a size that gives few
+    buckets and a small last bucket.
     """
     model_mb = gradient_mb(layers)
 
@@ -37,8 +37,8 @@ def bucket_size(layers: Sequence[Layer]) -> float:
 def buckets_of(layers: Sequence[Layer], bucket_mb: float) -> list[list[Layer]]:
     """Return the layers in buckets of at least `bucket_mb` MiB of fp32 gradients, as DDP groups them.
 
-    The buckets hold the layers from the last to the first, in which order gradients usually become ready; the last
-    bucket may be smaller.
+    Layers are in reverse order, from the last to the first, because their gradients usually become ready in this order.
+    The last bucket may be smaller.
     """
     buckets: list[list[Layer]] = [[]]
     numel = 0

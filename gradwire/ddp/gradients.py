@@ -1,4 +1,4 @@
-"""Find the parameters whose gradients a DistributedDataParallel model reduces, and take large gradients uncopied."""
+"""Find the parameters whose gradients DistributedDataParallel reduces, and use large gradients without a copy."""
 
 import functools
 import operator
@@ -23,7 +23,7 @@ def reduced_layers(ddp: DistributedDataParallel) -> list[Layer]:
 
 
 def reduced_kinds(ddp: DistributedDataParallel) -> dict[int, Kind]:
-    """Return what each parameter that DDP reduces was when DDP made its buckets, by id."""
+    """Return, by id, the `kind_of` (dtype, device, shape) that each reduced parameter had when DDP made its buckets."""
     return {
         id(parameter): kind_of(gradient)
         for bucket in ddp.reducer._get_zeros_like_grad_buckets()
@@ -34,12 +34,13 @@ def reduced_kinds(ddp: DistributedDataParallel) -> dict[int, Kind]:
 def change_since_wrapping(
     ddp: DistributedDataParallel, was: Mapping[int, Kind], *, may_freeze: bool = False
 ) -> str | None:
-    """Return a message if a parameter was changed after wrapping, so that DDP misses its gradient; None if none was.
+    """Return a message about a parameter that was changed after wrapping, so that DDP misses its gradient; else None.
 
     Args:
         ddp: the model.
-        was: its `reduced_kinds` as long as nothing was changed; DDP makes its buckets again after the first step.
-        may_freeze: True if a frozen parameter is no harm, because DDP has reduced its zeros.
+        was: the model's `reduced_kinds` from before any change; call that function early, because DDP makes its buckets
+            again after the first step.
+        may_freeze: True if parameters may be frozen, because DDP has reduced zeros for them.
     """
     return changed_parameter(
         ddp.module,
@@ -54,13 +55,13 @@ def change_since_wrapping(
 def why_missing(
     ddp: DistributedDataParallel, was: Mapping[int, Kind], layers: Sequence[Layer], call: str, *, has_begun: bool
 ) -> str:
-    """Return a sentence for the user: why DDP has not handed over all gradients in a step, and what to do.
+    """Return a message that says why DDP has not handed over all gradients of a step, and what the user should do.
 
     Args:
         ddp: the model.
         was: as in `change_since_wrapping`.
         layers: every parameter that DDP reduces.
-        call: what ends a step, such as "optimizer.step()".
+        call: the call that ends a step, such as "optimizer.step()".
         has_begun: True if DDP has handed over some gradients.
     """
     if reason := change_since_wrapping(ddp, was):
@@ -83,17 +84,17 @@ WORTH_TAKING = 1 << 15
 
 
 class ZeroCopyGradients:
-    """Take large gradients on CPUs directly from backward, so that DDP does not copy them into its buckets.
+    """Takes large gradients on CPUs directly from backward, so that DDP does not copy them into its buckets.
 
-    On GPUs gradients are not taken, because a copy is cheap and memory is scarce. Neither are gradients that DDP does
-    not exchange (inside `no_sync`), that are added to an existing `grad`, whose memory anybody else holds (an autograd
-    function may write its next gradient there), or whose parameter has a hook from
-    `register_post_accumulate_grad_hook`. Any other hook that reads the `grad` of a parameter whose gradient was taken
-    sees its old contents.
+    Gradients on GPUs are not taken, because a copy is cheap there and memory is scarce. On CPUs, a gradient is not
+    taken if DDP does not exchange it (inside `no_sync`), if it is added to an existing `grad`, if something else
+    references its memory (an autograd function may write its next gradient there), or if its parameter has a hook from
+    `register_post_accumulate_grad_hook`. After a gradient was taken, any other hook that reads the parameter's `grad`
+    sees old contents.
 
     Args:
         ddp: the model.
-        enabled: False to take none; without `gradient_as_bucket_view` none is taken either.
+        enabled: False to take no gradients. Without `gradient_as_bucket_view` no gradients are taken in any case.
     """
 
     def __init__(self, ddp: DistributedDataParallel, *, enabled: bool = True) -> None:
@@ -111,7 +112,7 @@ class ZeroCopyGradients:
                 self._handles.append(accumulator.register_prehook(functools.partial(self._take, parameter)))
 
     def of(self, bucket: dist.GradBucket) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # type: ignore[name-defined]
-        """Return a bucket's flat gradients, which must not be changed, and flat tensors to write its updates to."""
+        """Return a bucket's flat gradients, which the caller must not change, and flat tensors for its updates."""
         parameters, places = bucket.parameters(), bucket.gradients()
         self._places.update(zip(parameters, places, strict=True))
         self._is_expected &= not bucket.is_last()
@@ -135,7 +136,10 @@ class ZeroCopyGradients:
         self._is_expected = self._ddp.require_backward_grad_sync and torch.is_grad_enabled()
 
     def _take(self, parameter: nn.Parameter, gradients: tuple[torch.Tensor | None]) -> tuple[torch.Tensor] | None:
-        """Take a gradient before autograd accumulates it; return a tensor to accumulate instead, or None."""
+        """Take a gradient before autograd accumulates it.
+
+        Return the tensor that autograd must accumulate instead; None if the gradient was not taken.
+        """
         (gradient,), place = gradients, self._places.get(parameter)
         if (first := self._taken.pop(parameter, None)) is not None and place is not None:
             place.copy_(first)  # a static graph allows a second gradient, which is now added to the first
@@ -158,7 +162,7 @@ class ZeroCopyGradients:
 
 
 def _owners(gradient: torch.Tensor) -> tuple[int, ...]:
-    """Return how many references there are to a gradient, its memory and the tensor of which it is a view."""
+    """Return the numbers of references to a gradient, to its memory and, if it is a view, to the viewed tensor."""
     memory, base = gradient.untyped_storage(), gradient._base
     if not memory.resizable():
         return ()  # it belongs to NumPy or another library
@@ -169,13 +173,13 @@ def _owners(gradient: torch.Tensor) -> tuple[int, ...]:
     return counts if base is None else (*counts, sys.getrefcount(base), _use_count(base))
 
 
-# the references that C++ holds, one of them for Python's object; not in torch's type hints
+# the number of references in C++, including the Python object's; not in torch's type hints
 _use_count = operator.methodcaller("_use_count")
 
 
 @functools.cache
 def _sole_owners() -> set[tuple[int, ...]]:
-    """Return `_owners` of gradients that nobody but autograd holds: one is a view, the other is not."""
+    """Return the `_owners` of two gradients that only autograd references: a view, and a tensor that is no view."""
     found = set()
 
     def take(gradients: tuple[torch.Tensor | None]) -> None:

@@ -1,8 +1,8 @@
-"""`CompressionHook`: the communication hook of a model in DDP, which reduces buckets in its own thread.
+"""`CompressionHook`: a DDP communication hook that exchanges buckets of gradients in a separate thread.
 
 DDP hands buckets over during backward, and the thread exchanges them in that order. If the thread fails, `finish_step`
-raises its exception, and every open Future is completed with its bucket's buffer: DDP reports an exception in a Future
-with a garbled text, and hangs if a Future is never completed.
+raises the thread's exception. Every pending Future is then completed with its bucket's buffer, because DDP garbles the
+text of an exception in a Future, and hangs if a Future is never completed.
 """
 
 import abc
@@ -56,12 +56,13 @@ class _Job(Bucket):
     """One bucket on its way through the communication thread.
 
     Attributes:
-        buffer: DDP's 1-D buffer with all gradients of the bucket, except those that were taken; it holds the updates.
-        future: completed with `buffer` once that holds the updates.
-        is_last: True if it is the last bucket of this step.
+        buffer: DDP's 1-D buffer with all gradients of the bucket, except those that `ZeroCopyGradients` took; the
+            updates are written to this buffer.
+        future: completed with `buffer` once `buffer` holds the updates.
+        is_last: True for the last bucket of a step.
         arrived: `time.perf_counter()` when DDP handed the bucket over.
         ready: on a GPU, the event after which the gradients are valid.
-        pending: the exchange, once it has been started.
+        pending: the bucket's exchange, once it has been started.
     """
 
     buffer: torch.Tensor
@@ -73,14 +74,15 @@ class _Job(Bucket):
 
 
 class CompressionHook(CompressedCommunicator):
-    """Exchange a model's gradients as its communication hook; `attach` creates it.
+    """DDP communication hook that exchanges compressed gradients; `attach` creates it.
 
-    After the last bucket the ranks agree whether all gradients were finite. The state that the reducer and the
-    collective propose is then accepted on all ranks, or dropped on all ranks.
+    After the last bucket the ranks agree whether all gradients were finite. If so, all ranks keep the new state of the
+    reducer and the collective, such as residuals; otherwise all ranks discard it and keep the old state.
 
     Attributes:
         layers: every parameter that DDP reduces.
-        reducer: compresses; only the communication thread uses `reducer`, `collective` and `transport` during a step.
+        reducer: the compressor with this rank's state. During a step only the communication thread uses `reducer`,
+            `collective` and `transport`.
         collective: sums the payloads.
         transport: connects the ranks.
     """
@@ -92,7 +94,7 @@ class CompressionHook(CompressedCommunicator):
         super().__init__(reduced_layers(ddp), reducer, collective, transport, settings.nonfinite)
         self._ddp = ddp
         self._settings = settings
-        self._held: list[_Job] = []  # with trigger "sync", until backward ends
+        self._held: list[_Job] = []  # buckets that wait, with trigger "sync" until backward ends
         self._jobs: queue.SimpleQueue[list[_Job]] = queue.SimpleQueue()
         self._bell = WakeupEvent()  # rung after each job is queued
         self._failure: Exception | None = None
@@ -108,11 +110,11 @@ class CompressionHook(CompressedCommunicator):
         self._taken = ZeroCopyGradients(ddp, enabled=not changes)
         self._attached = self.guard.attach(ddp.module, self._why_not_exchanged, reducer.compressor, transport.rank)
         self._kinds = reduced_kinds(ddp)
-        self._known: set[int] = set()  # ids of the parameters of optimizers when `watch` was given them
+        self._known: set[int] = set()  # ids of the optimizers' parameters at the time of `watch`
         self._updated: set[int] = set()  # ids of the optimizers that have used the last exchanged gradients
         self._layer_of = {id(layer.weight): layer for layer in self.layers}
         self._announced: Step | None = None
-        self._unfinished = self._is_whole = False  # has a bucket, or the last one, come since `finish_step`?
+        self._unfinished = self._is_whole = False  # since `finish_step`: has any bucket come? has the last?
         self._overflowed = False
         self._scale: torch.Tensor | None = None  # a tensor, because reading it from a GPU would wait for the GPU
         self._num_backwards = 0
@@ -121,7 +123,7 @@ class CompressionHook(CompressedCommunicator):
         self._any_nonfinite: Callable[[], bool] = lambda: False
 
     def watch(self, *optimizers: torch.optim.Optimizer) -> None:
-        """Let `step` of these optimizers change nothing in a skipped step, so that the loop need not call `step_ok`.
+        """Make `step` of these optimizers do nothing in a skipped step, so that the loop need not call `step_ok`.
 
         Raises:
             ValueError: an optimizer does not call the hooks of its `step`.
@@ -130,31 +132,31 @@ class CompressionHook(CompressedCommunicator):
         self._known |= {id(parameter) for each in optimizers for parameter in parameters_of(each)}
 
     def start_step(self, step: Step) -> None:
-        """Set the training step of the next `backward`; by default the hook counts the steps itself."""
+        """Set the `Step` of the next `backward`; without this call the hook counts the steps itself."""
         self._announced = step
         self.guard.set_epoch(None)
 
     def end_pause(self) -> None:
-        """Exclude the time since the last step, for example of an evaluation, from the next step's time."""
+        """Exclude the time since the last step, such as the time of an evaluation, from the next step's time."""
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Accumulate gradients: `backward` inside this context adds to them and sends nothing.
+        """Accumulate gradients: `backward` inside this context adds to the gradients and sends nothing.
 
-        Run forward inside it too. The first `backward` outside compresses and exchanges the sum, and only it changes
-        residuals. Call `step_ok` after that `backward`, not inside this context.
+        Run forward inside this context, too. The first `backward` outside compresses and exchanges the sum; only that
+        `backward` changes residuals. Call `step_ok` after that `backward`, not inside this context.
         """
         return cast("AbstractContextManager[None]", self._ddp.no_sync())
 
     def step_ok(self) -> bool:
-        """Return True if `optimizer.step()` is to be called, or False if a rank's gradient was not finite.
+        """Return True if the caller must call `optimizer.step()`; False if a rank's gradient was not finite.
 
-        Call it once per step; with `optimizer` given to `attach` that is not necessary. With `scaler` it is always
+        Call this method once per step, unless `attach` was given the optimizer. With `scaler` the result is always
         True, because the scaler skips the step.
 
         Raises:
             TransportError: a rank was lost or did not answer in time.
             NonFiniteGradient: a gradient was not finite, and `nonfinite` is "raise".
-            RuntimeError: DDP has not handed over all gradients since the last call, so replicas would diverge.
+            RuntimeError: DDP has not handed over all gradients since the last call, so the ranks' models would diverge.
         """
         return not self.finish_step().skipped
 
@@ -262,7 +264,7 @@ class CompressionHook(CompressedCommunicator):
                 parameter.grad = None
 
     def _why_not_exchanged(self) -> str | None:
-        """Return a sentence about a parameter that is updated with gradients of this rank alone; None without one."""
+        """Return a message about a parameter that is updated but not exchanged; None if there is no such parameter."""
         if reason := change_since_wrapping(self._ddp, self._kinds, may_freeze=True):
             return reason
         added = unknown_parameter(self._attached.optimizers, self._known | self._layer_of.keys())
@@ -283,7 +285,7 @@ class CompressionHook(CompressedCommunicator):
         self._bell.ring()
 
     def _serve(self) -> None:
-        """Process jobs in the communication thread, until an empty list comes.
+        """Process jobs in the communication thread, until the queue yields an empty list.
 
         Sending a new bucket has priority over receiving and decoding earlier ones, so that the link is not idle.
         """
@@ -332,7 +334,7 @@ class CompressionHook(CompressedCommunicator):
         self._report.exchange_s = (self._report.exchange_s or 0.0) + time.perf_counter() - started
 
     def _unscale_and_clip(self, jobs: Sequence[_Job]) -> None:
-        """Divide gradients by the scaler's scale, so that residuals have their true size, and clip them."""
+        """Divide gradients by the scaler's scale, so that residuals do not contain the scale; then clip them."""
         for job in jobs:
             if job.ready is not None:
                 self._stream = self._stream or torch.cuda.Stream(job.buffer.device)
@@ -350,7 +352,7 @@ class CompressionHook(CompressedCommunicator):
         if self._ddp.find_unused_parameters:
             self._leave_out_zeros(job)
         job.pending = self.reducer.start(job, self.collective.start, self.transport)
-        # Sent right after the last message, so that no extra round trip follows.
+        # The vote is sent right after the last message, so that it costs no extra round trip.
         if job.is_last:
             self._any_nonfinite = self.guard.start_vote(self.start_on_any_rank)
 
@@ -359,7 +361,7 @@ class CompressionHook(CompressedCommunicator):
         self._difference = self.difference_of_weights(self._attached.optimizers)
 
     def _leave_out_zeros(self, job: _Job) -> None:
-        """Leave out of a bucket the layers whose gradients are zero on all ranks; nothing is sent for these.
+        """Remove from a bucket the layers whose gradients are zero on all ranks, so that nothing is sent for them.
 
         DDP hands over zeros for a layer without a gradient, and ignores the update of a layer that no rank used.
         """
@@ -388,14 +390,14 @@ class CompressionHook(CompressedCommunicator):
     def _conclude(self) -> None:
         is_nonfinite = self._any_nonfinite()
         self.conclude(is_nonfinite=is_nonfinite)
-        # A scaler must see the overflow, on every rank: it skips the step and lowers its scale.
+        # The scaler must see the overflow on every rank, because it then skips the step and lowers its scale.
         self._overflowed = is_nonfinite and self._settings.scaler is not None
         self._report.skipped = is_nonfinite and not self._overflowed
 
 
 @dataclasses.dataclass(kw_only=True)
 class OwnHook(DdpHook):
-    """Base of the compressors that have their own `CompressionHook`, such as `auto`, which sends through others."""
+    """Base of the compressors that have their own `CompressionHook`, such as `auto`, which uses other compressors."""
 
     @override
     def expected_nbytes(self, layer: Layer) -> int | None:
@@ -405,7 +407,7 @@ class OwnHook(DdpHook):
     def make_hook(
         self, ddp: DistributedDataParallel, collective: Collective, settings: HookSettings
     ) -> CompressionHook:
-        """Register the hook with a model in DDP and return it; every rank must call this method."""
+        """Create this compressor's hook, register it with `ddp` and return it; every rank must call this method."""
 
 
 def _end_thread(thread: threading.Thread, jobs: queue.SimpleQueue[list[_Job]], bell: WakeupEvent) -> None:
@@ -416,7 +418,7 @@ def _end_thread(thread: threading.Thread, jobs: queue.SimpleQueue[list[_Job]], b
 
 
 def _refuse_backward(_: nn.Module, __: object, output: object) -> None:
-    # a forward hook: gradients are no longer exchanged
+    # a forward hook that makes `backward` raise, because gradients are no longer exchanged
     for tensor in _find_tensors(output):
         if tensor.requires_grad:
             tensor.register_hook(_raise_closed)

@@ -1,1 +1,1 @@
-"""Exchange tensors through a compressor and a collective, with the state that a rank keeps for it."""
+"""Exchange tensors through a compressor and a collective, and keep the state that each rank needs for this."""

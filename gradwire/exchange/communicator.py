@@ -31,14 +31,15 @@ CombineOp = Literal["mean", "sum", "max"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HookSettings:
-    """Settings of a hook, independent of compressor and collective.
+    """Settings of a hook that do not depend on its compressor or collective.
 
     Attributes:
         seed: seed of the compressor's own random numbers, the same on every rank.
         nonfinite: what to do about NaN or infinity: "skip" the step on all ranks, "raise", or "zero" the elements.
         timeout_s: longest wait for any one message, in seconds.
         trigger: "async" sends each bucket during backward, "sync" after all ranks have finished backward.
-        scaler: gradients are divided by its scale before they are compressed, and multiplied afterwards.
+        scaler: a gradient scaler: gradients are divided by its scale before compression, and their mean is multiplied
+            by it afterwards.
         clip_norm: largest L2 norm of a rank's gradient, which is clipped before it is sent; None: not clipped.
     """
 
@@ -51,25 +52,26 @@ class HookSettings:
 
 
 class CompressedCommunicator:
-    """Exchange tensors that are not in DDP's buckets, such as an optimizer's moments or Kronecker factors.
+    """Exchanges tensors that are not in DDP's buckets, such as an optimizer's moments or Kronecker factors.
 
-    A step only proposes new residuals (the parts that the compressor did not send); `finish_step` accepts them.
+    A step computes new residuals (the parts that the compressor did not send), which replace the current residuals only
+    in `finish_step`.
 
     Args:
         layers: every trainable parameter.
         reducer: the compressor with this rank's state.
         collective: sums payloads.
         transport: connects the ranks, preferably over a separate process group (`own_transport`); `close` closes it.
-        nonfinite: the policy of `guard`.
+        nonfinite: what `guard` does about NaN or infinity, as in `HookSettings`.
 
     Attributes:
         layers, reducer, transport: the arguments.
-        guard: counts the steps of a communicator that nobody tells them, and checks gradients and the model.
+        guard: counts steps if the caller does not, and checks gradients and the model.
         collective: the collective, bound to the transport.
         traffic: the messages and bytes that this rank has sent so far, per purpose.
         residual_norms: a function without arguments that returns, by layer id, the L2 norm of each layer's residual
             (the part of its gradients that was not sent yet).
-        last_encoded: the payloads of this rank's last step by the ids of the layers inside; see `Reducer`.
+        last_encoded: this rank's payloads of the last step, by the ids of the layers in each payload; see `Reducer`.
     """
 
     def __init__(
@@ -93,18 +95,18 @@ class CompressedCommunicator:
         CompressedCommunicator.start_step(self, step)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of finished epochs, which controls the density during the warm-up epochs.
+        """Set the number of finished epochs, which determines how much the compressor sends in its warm-up epochs.
 
         Without this call, a compressor skips its warm-up epochs, if it has any, and a hook warns about that.
         """
         self.guard.set_epoch(epoch)
 
     def step_of(self, index: int, epoch: int | None, seed: int) -> Step:
-        """Return this rank's training step; the compressor's warm-up epochs are skipped if the epoch is not known."""
+        """Return the `Step` of this rank with this index; with epoch None the compressor skips its warm-up epochs."""
         return Step(index=index, epoch=epoch, rank=self.transport.rank, world_size=self.transport.world_size, seed=seed)
 
     def start_step(self, step: Step) -> None:
-        """Begin a training step; call it before anything is sent in this step."""
+        """Begin a training step; call this method before anything is sent in the step."""
         self._step = self._sum_encoder.step = step
         self._report = StepReport(encode_s=0.0, exchange_s=0.0, exposed_s=0.0)
 
@@ -155,7 +157,7 @@ class CompressedCommunicator:
         """Replace the concatenated tensors of all layers with their mean over ranks, sent uncompressed.
 
         Every rank must call this method. Nothing is copied if the collective adds in place, as `pool` does for a buffer
-        that it allocated.
+        that `pool` has allocated.
 
         Args:
             flat: fp32 [elements of all layers].
@@ -165,23 +167,23 @@ class CompressedCommunicator:
         """
         with self.exchanging() as report:
             total = self.collective.sum(Dense(flat), tuple(layer.id for layer in self.layers))
-            assert isinstance(total, Dense)  # element-wise payloads stay what they are
+            assert isinstance(total, Dense)  # a sum of `Dense` payloads is `Dense`
             torch.div(total.values, self.transport.world_size, out=flat)
             report.encoded = _sent_whole(self.layers, flat.split([layer.numel for layer in self.layers]))
 
     def bind(self, collective: Collective) -> BoundCollective:
-        """Return another collective, bound to the same transport until `close`; every rank must call this method."""
+        """Bind another collective to the same transport and return it; every rank must call this method."""
         bound = collective.bind(self.transport)
         self._others.append(bound)
         return bound
 
     def book(self, report: StepReport) -> None:
-        """Add to this step's report an exchange that used the transport without this communicator's methods."""
+        """Add a report to this step's report: that of an exchange which did not use this communicator's methods."""
         self._report.add(report)
 
     @contextlib.contextmanager
     def exchanging(self) -> Iterator[StepReport]:
-        """Time a `with` block, and add its seconds to the step's report as exchange time that overlaps with nothing.
+        """Time a `with` block, and add its seconds to the step's report as an exchange for which training waited.
 
         The block gets a `StepReport`, to which it may add the layers that it encodes.
         """
@@ -191,17 +193,17 @@ class CompressedCommunicator:
         self.book(report)
 
     def start_on_any_rank(self, flag: bool) -> Callable[[], bool]:
-        """Send this rank's flag, and return a function that waits and returns True if any rank has set its flag.
+        """Send this rank's flag, and return a function that waits and returns True if the flag of any rank is True.
 
-        Every rank must call this method, and the returned function once.
+        Every rank must call this method, and then call the returned function once.
         """
         finish = self.transport.start_all_reduce_scalars([float(flag)], "max")
         return lambda: any(finish())
 
     def difference_of_weights(self, optimizers: Iterable[torch.optim.Optimizer]) -> str:
-        """Compare the bits of the weights, and of what else these optimizers update, over ranks.
+        """Compare the bits of the weights, and of all other parameters of these optimizers, between ranks.
 
-        Every rank must call this method. It returns a sentence for the user if some differ, else an empty string.
+        Every rank must call this method. Return a message for the user if some differ, otherwise an empty string.
         """
         of_layers = {layer.name: [cast(torch.Tensor, layer.weight)] for layer in self.layers}
         known = {id(layer.weight) for layer in self.layers}
@@ -221,15 +223,18 @@ class CompressedCommunicator:
         )
 
     def finish_step(self) -> StepReport:
-        """Accept the state (residuals, for example) that this step proposed, and return the report of the step."""
+        """Make the new state of this step (for example residuals) the current state, and return the step's report."""
         self.commit()
         return self._report
 
     def conclude(self, *, is_nonfinite: bool) -> None:
-        """Accept the proposed state, or drop it and skip the step if a gradient of some rank was not finite.
+        """Make the step's new state the current state; if `is_nonfinite`, discard the new state and skip the step.
+
+        Args:
+            is_nonfinite: True if a gradient of any rank was not finite.
 
         Raises:
-            NonFiniteGradient: one was not, and `nonfinite` is "raise".
+            NonFiniteGradient: `is_nonfinite` is True, and `nonfinite` is "raise".
         """
         if not is_nonfinite:
             self.commit()
@@ -239,32 +244,32 @@ class CompressedCommunicator:
         self.guard.skip(f"a gradient was not finite at step {self._step.index}")
 
     def commit(self) -> None:
-        """Accept the state (residuals, for example) that exchanges proposed since the last `commit` or `drop`."""
+        """Make the state that exchanges have newly computed, such as residuals, the current state."""
         self.reducer.commit()
         self.collective.commit()
         self._sum_encoder.memory.commit()
         self.last_encoded = self.reducer.last_encoded
 
     def drop(self) -> None:
-        """Discard the state that exchanges proposed: everything is bit for bit as before the step."""
+        """Discard the state that exchanges have newly computed: the state is then bit for bit as before the step."""
         self.reducer.drop()
         self.collective.drop()
         self._sum_encoder.memory.drop()
 
     @property
     def nbytes(self) -> dict[str, int]:
-        """Return the bytes of the tensors that are held on this rank, by purpose; read it between two steps.
+        """Return the bytes of the tensors that this rank holds, by purpose; read this property between two steps.
 
-        "residual" is what was not sent yet, "proposed" the memory for the next residuals until a step is accepted,
-        "momentum" the same two of momentum buffers, "memory" the compressor's own state, "buffers" memory that is
-        reused (with PowerSGD the last gradients, too), "payloads" the last step's payloads, and "collective" what the
-        collective keeps.
+        "residual": what was not sent yet; "proposed": the memory for the next residuals; "momentum": momentum buffers
+        and the memory for the next ones; "memory": the compressor's own state; "buffers": memory that is reused from
+        step to step (with PowerSGD also the last gradients); "payloads": the last step's payloads; "collective": state
+        of the collectives.
         """
         of_collectives = sum(collective.nbytes for collective in (self.collective, *self._others))
         return self.reducer.nbytes | {"collective": of_collectives + self._sum_encoder.memory.nbytes}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all state that training needs to resume bit for bit; it differs between ranks, so save each rank's."""
+        """Return this rank's state for resuming bit for bit; every rank must save its own, because ranks differ."""
         return {
             "step": self.guard.index,
             "reducer": self.reducer.state_dict(),
@@ -293,13 +298,13 @@ class CompressedCommunicator:
 
 
 OPEN: "weakref.WeakSet[CompressedCommunicator]" = weakref.WeakSet()
-"""The hooks of models of the user's own; closed ones may be among them."""
+"""All hooks that `attach` and `attach_local` have returned; some of them may be closed."""
 
 
 def close_earlier_hooks(layers: Iterable[Layer]) -> None:
-    """Close the hooks that exchange any of these parameters; an exception may have ended their training.
+    """Close earlier hooks that exchange any of these parameters, for example after an exception ended their training.
 
-    Every rank must call this function. Otherwise two hooks would exchange the gradients of one backward.
+    Every rank must call this function. Without it, two hooks would exchange the same gradients.
     """
     ids = {id(layer.weight) for layer in layers}
     for hook in list(OPEN):
@@ -316,7 +321,7 @@ def _sent_whole(layers: Sequence[Layer], tensors: Sequence[torch.Tensor]) -> lis
 
 
 def set_parts_(tensors: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
-    """Set tensors, of any shape, to their parts of `flat`, [elements of all tensors], in which they lie end to end."""
+    """Copy into each tensor, of any shape, its part of `flat` [elements of all tensors, end to end]."""
     for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))
 
@@ -324,12 +329,13 @@ def set_parts_(tensors: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
 def own_transport(device: torch.device, timeout_s: float, group: dist.ProcessGroup | None = None) -> Transport:
     """Return a transport over a new process group; every rank of `group` must call this function.
 
-    The group is separate because two threads that use the same gloo group silently corrupt sums.
+    The group must be new, because two threads that use the same gloo group silently corrupt sums.
 
     Args:
         device: the device of the tensors.
         timeout_s: longest wait for any one message, in seconds.
-        group: process group with the same ranks and backend; None for the default group, with all ranks.
+        group: the new group has the ranks and the backend of this process group; None: of the default group, which has
+            all ranks.
     """
     shared = group if group is not None else cast(dist.ProcessGroup, dist.group.WORLD)
     own = dist.new_group(
@@ -351,7 +357,7 @@ def copy_from_first_rank_(tensors: Iterable[torch.Tensor], group: dist.ProcessGr
 
 
 def await_command(transport: Transport) -> None:
-    """Tell rank 0 that backward has ended on this rank, and wait until it has ended on all ranks.
+    """Tell rank 0 that backward has ended on this rank, and wait until backward has ended on all ranks.
 
     Every rank must call this function.
     """
@@ -368,7 +374,7 @@ def await_command(transport: Transport) -> None:
 
 
 class CompressedSums:
-    """Encode a server's answers or a ring's partial sums with the compressor (a `collectives.base.SumEncoder`).
+    """Encodes sums with the compressor: a server's answers or a ring's partial sums (a `collectives.base.SumEncoder`).
 
     Args:
         compressor: the compressor, with its options.
@@ -394,11 +400,12 @@ class CompressedSums:
 
         Args:
             total: fp32 [elements of all stretches].
-            stretches: whole layers, or any elements of what ranks encode into one payload.
+            stretches: the parts that make up `total`: whole layers, or any elements of what ranks encode into one
+                payload.
             hop: number of ranks that encoded these elements before.
         """
-        # A sum is not encoded to be summed with others, so the world size is 1. Its rank, which no rank of the run has,
-        # gives it random numbers of its own.
+        # The encoded sum is not summed with others, so the world size is 1. The rank number is larger than that of any
+        # rank in the run, so that the sum gets its own random numbers.
         rank = (1 + hop) * self.step.world_size + self.step.rank
         step = dataclasses.replace(self.step, memory=self.memory, rank=rank, world_size=1)
         layers = [self._layer_of[stretch.layer] for stretch in stretches]

@@ -1,4 +1,4 @@
-"""Groups of layers that one `encode_bucket` call covers, and what a reducer keeps per group from step to step."""
+"""Groups of layers that are encoded in one call, and the tensors that a reducer keeps per group from step to step."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ class EncodeGroup:
     Attributes:
         compressor: the compressor; `UNCOMPRESSED` for the layers that are sent in fp32.
         layers: the layers.
-        key: their ids.
+        key: the layers' ids.
         gradients: the layers' flat gradients, in the same order; empty if only sizes are needed.
         updates: the flat tensors that the layers' updates are written to, in the same order.
     """
@@ -35,7 +35,7 @@ class EncodeGroup:
 
     @functools.cached_property
     def layer(self) -> Layer:
-        """Return the layer, or a flat layer that stands for all of them."""
+        """Return the group's only layer, or one flat layer that stands for all layers of the group."""
         return end_to_end(self.layers)
 
     @property
@@ -49,7 +49,7 @@ class EncodeGroup:
         return all(gradient.dtype == torch.float32 and gradient.is_contiguous() for gradient in self.gradients)
 
     def units(self) -> list[tuple[Layer, list[torch.Tensor]]]:
-        """Return what the compressor encodes by itself: each layer with its update, or one flat layer with all."""
+        """Return what the compressor encodes separately: each layer and its update, or one flat layer and all."""
         if self.compressor.granularity == "bucket":
             return [(self.layer, self.updates)]
         return [(layer, [update]) for layer, update in zip(self.layers, self.updates, strict=True)]
@@ -64,7 +64,7 @@ def group_layers(
     *,
     apart: bool = False,
 ) -> list[EncodeGroup]:
-    """Divide layers into one group that a compressor encodes, in model order, and one that is sent uncompressed.
+    """Divide layers into a group that the compressor encodes and a group that is sent uncompressed, in model order.
 
     Layers without elements are left out: they send nothing and keep no state.
 
@@ -74,7 +74,7 @@ def group_layers(
         step: the training step; None for a step after any warm-up.
         gradients: flat gradients in the order of `layers`; empty if only sizes are needed.
         updates: flat tensors for the updates in the same order; if empty, the gradients are overwritten.
-        apart: give each compressed layer a group of its own, unless the compressor treats them as one vector.
+        apart: give each compressed layer its own group, unless the compressor treats all layers as one vector.
     """
     gradient_of = {layer.id: gradient for layer, gradient in zip(layers, gradients, strict=False)}
     update_of = {layer.id: update for layer, update in zip(layers, updates or gradients, strict=False)}
@@ -100,7 +100,7 @@ def group_layers(
 
 @dataclasses.dataclass(eq=False)
 class LayerStore:
-    """Keep one tensor per group of layers from step to step, for example its residual, and a proposed next tensor.
+    """Keeps one tensor per group of layers from step to step, for example a residual, and a proposal for the next.
 
     Two buffers per group alternate, so that a step allocates nothing.
     """
@@ -111,9 +111,9 @@ class LayerStore:
     _sizes: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def accepted(self, group: EncodeGroup) -> torch.Tensor | None:
-        """Return the tensor that is kept for a group, fp32 [numel], as of the last `commit`; None before the first.
+        """Return a group's tensor as of the last `commit`, fp32 [numel]; None before the first `commit`.
 
-        The caller must not change it.
+        The caller must not change the tensor.
 
         Raises:
             ValueError: the state that was loaded belongs to another model.
@@ -133,7 +133,7 @@ class LayerStore:
         return accepted
 
     def propose(self, group: EncodeGroup) -> torch.Tensor:
-        """Return an uninitialised fp32 tensor for the caller to fill; `commit` makes it the accepted one.
+        """Return an uninitialised fp32 tensor for the caller to fill; `commit` makes it the group's tensor.
 
         Later calls for the same group in the same step return the same tensor.
         """
@@ -145,13 +145,13 @@ class LayerStore:
         return self._proposed[group.key]
 
     def commit(self) -> None:
-        """Accept the proposed tensors, and keep the old ones as spare memory."""
+        """Replace the accepted tensors with the proposed ones, and keep the old tensors' memory for later proposals."""
         self._spare.update((key, self._accepted[key]) for key in self._proposed if key in self._accepted)
         self._accepted |= self._proposed
         self._proposed = {}
 
     def drop(self) -> None:
-        """Forget the tensors proposed since the last `accept`, and reuse their memory; accepted ones do not change."""
+        """Discard the tensors proposed since the last `commit` and reuse their memory; accepted tensors stay."""
         self._spare |= self._proposed
         self._proposed = {}
 
@@ -162,7 +162,7 @@ class LayerStore:
 
     @property
     def proposed_nbytes(self) -> int:
-        """Return the bytes of the proposed tensors, and of the memory that is kept for the next ones."""
+        """Return the bytes of the proposed tensors, and of the memory that is kept for later proposals."""
         return memory_nbytes([*self._proposed.values(), *self._spare.values()])
 
     def by_layer(self) -> Tensors:
@@ -173,7 +173,7 @@ class LayerStore:
         return views
 
     def load(self, tensors: Tensors) -> None:
-        """Replace the whole state with copies of these tensors, given by layer id."""
+        """Replace all tensors that are kept with copies of `tensors`, which are given by layer id."""
         self._accepted = {(layer_id,): tensor for layer_id, tensor in copies(tensors).items()}
         self._sizes = {layer_id: tensor.numel() for layer_id, tensor in tensors.items()}
         self._proposed, self._spare = {}, {}
@@ -181,7 +181,7 @@ class LayerStore:
     def _regroup(self, group: EncodeGroup) -> None:
         """Concatenate the accepted tensors of the group's layers, after DDP has changed its buckets.
 
-        Layers that were grouped with one of these layers, and are not in this group, get a tensor each.
+        A layer that shared an earlier group with one of these layers, but is not in this group, gets its own tensor.
         """
         wanted = set(group.key)
         self._spare = {key: spare for key, spare in self._spare.items() if key == group.key or not wanted & set(key)}

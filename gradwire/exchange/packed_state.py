@@ -1,8 +1,8 @@
-"""Convert a `state_dict` to safetensors and back: reading bytes from an unknown source executes no code.
+"""Convert a `state_dict` to safetensors and back; reading a file from an unknown source cannot execute code.
 
 Values are None, booleans, numbers, strings, tensors, and lists, tuples and dictionaries of these. The keys of a
-dictionary are numbers, strings, or tuples of them. The metadata of the safetensors file holds all values as JSON, with
-the name of a tensor, its strides and its kind of device in the place of each tensor.
+dictionary are numbers, strings, or tuples of them. The metadata of the safetensors file holds all values as JSON, where
+each tensor is replaced with its name, shape, strides and whether it was on a CPU.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ def bits_hash(tensors: Iterable[torch.Tensor]) -> str:
 
 
 class StateError(ValueError):
-    """These bytes are not a packed state."""
+    """The given bytes are not a packed state."""
 
 
 class PackedState:

@@ -4,9 +4,9 @@ Source: error feedback as in Karimireddy et al. 2019 (arXiv:1901.09847): x = g +
 payload; momentum correction and momentum factor masking as in Lin et al. 2018 (Deep Gradient Compression,
 arXiv:1712.01887), sections 3.1 and 3.2.
 Differs: the residual is in units of the gradient (it does not contain the learning rate), so a learning-rate schedule
-does not rescale it. A collective that adds 16-bit values on their way rounds each sum; the rank that rounds adds the
-rounding error to its residual (a server, the host of `placed` and a backend's own all-reduce do not). Momentum is also
-applied to layers that are sent uncompressed, so that these train as with the optimizer's own momentum.
+does not rescale it. A collective that adds 16-bit values on intermediate ranks rounds each sum; the rank that rounds
+adds the rounding error to its residual (a server, the host of `placed` and a backend's own all-reduce do not). Momentum
+is also applied to layers that are sent uncompressed, so that these train as with the optimizer's own momentum.
 """
 
 import abc
@@ -35,17 +35,17 @@ from gradwire.exchange.report import Bucket, EncodedLayer
 
 # (this rank's message, ids of the layers inside) -> the sum over ranks
 SumPayloads = Callable[[Payload, Key], Payload]
-# the same, but returns while the messages are under way
+# the same, but this function returns while the messages are still being sent
 StartSum = Callable[[Payload, Key], PendingSum]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PendingReduction:
-    """The exchange of a bucket whose messages are under way.
+    """The exchange of a bucket whose messages are still being sent or received.
 
     Attributes:
         wait: blocks until all messages from other ranks have arrived.
-        finish: waits, then writes the bucket's updates; sends nothing; call it once.
+        finish: waits as `wait` does, then writes the bucket's updates; sends nothing; call it once.
     """
 
     wait: Callable[[], object]
@@ -73,11 +73,12 @@ def keep_in(residual: torch.Tensor) -> KeepLost:
 
 
 class Reducer(abc.ABC):
-    """Compress gradients on one rank; keep residuals, momentum buffers and the compressor's own memory, by layer.
+    """Compresses gradients on one rank, and keeps residuals, momentum buffers and the compressor's own memory by layer.
 
-    `reducer_for` makes the right one for a compressor.
+    `reducer_for` creates the right kind of reducer for a compressor.
 
-    Every call on a bucket only proposes new state: `commit` accepts it, `drop` discards it.
+    Calls on buckets compute new state but do not replace the current state: `commit` does that, and `drop` discards the
+    new state.
 
     Args:
         compressor: the compressor, with its options.
@@ -86,8 +87,9 @@ class Reducer(abc.ABC):
 
     Attributes:
         memory: the compressor's own memory.
-        last_encoded: the payloads of the last committed step, by the ids of the layers inside. Only their positions
-            are valid, because a collective may have overwritten the values. Payloads of all elements are not kept.
+        last_encoded: the payloads of the last committed step, by the ids of the layers in each payload. Only the
+            positions of their entries are valid, because a collective may have overwritten the values. Payloads that
+            contain every element are not kept.
     """
 
     def __init__(self, compressor: Compressor, *, momentum: float = 0.0, nesterov: bool = False) -> None:
@@ -117,18 +119,18 @@ class Reducer(abc.ABC):
     def start(self, bucket: Bucket, start_sum: StartSum, transport: Transport) -> PendingReduction:
         """Begin to replace each gradient of a bucket with the mean over ranks of what the compressor transmitted.
 
-        Return once this rank's message is being sent, so that the next bucket can be encoded. The other arguments and
-        the errors are those of `reduce`; `start_sum` is `BoundCollective.start`.
+        This method returns while this rank's message is still being sent, so that the next bucket can be encoded.
+        `start_sum` is `BoundCollective.start`; the other arguments and the errors are the same as for `reduce`.
         """
 
     def commit(self) -> None:
-        """Accept the residuals and other state that calls proposed since the last `commit` or `drop`."""
+        """Make the residuals and other state that were computed since the last `commit` or `drop` the current state."""
         for state in (self._residuals, self._velocities, self.memory):
             state.commit()
         self.last_encoded, self._encoded = self._encoded, {}
 
     def drop(self) -> None:
-        """Discard the residuals and other state that calls proposed: everything is bit for bit as before the step."""
+        """Discard the residuals and other state computed in this step: all state is bit for bit as before the step."""
         for state in (self._residuals, self._velocities, self.memory):
             state.drop()
         self._encoded = {}
@@ -177,7 +179,7 @@ class Reducer(abc.ABC):
         return group_layers(self.compressor, bucket.layers, bucket.step, bucket.gradients, bucket.updates, apart=apart)
 
     def _inputs(self, group: EncodeGroup, step: Step) -> Inputs:
-        """Return what to encode: clipped gradients, with momentum if the compressor applies it, and the residual."""
+        """Return what to encode: clipped gradients, with momentum if the compressor applies that, and the residual."""
         traits, layers, gradients = group.compressor.traits, group.layers, group.gradients
         if traits.clip_norm:
             limit = traits.clip_norm / math.sqrt(step.world_size)
@@ -210,7 +212,7 @@ class Reducer(abc.ABC):
 
 
 class PerLayerReducer(Reducer):
-    """Sum the gradients of a bucket over all ranks: encode, exchange and decode its layers in one message."""
+    """Reducer that averages a bucket over ranks by encoding all of its layers into one message."""
 
     compressor: PerLayer
 
@@ -236,7 +238,7 @@ class PerLayerReducer(Reducer):
     def message(self, bucket: Bucket, transport: Transport | None = None) -> Payload | None:
         """Do the first half of `reduce`: return the message to be summed, or None if the bucket has no elements.
 
-        Its memory is used again after `memory.buffers.end_step()`.
+        The memory of the message is reused after `memory.buffers.end_step()`.
 
         Raises:
             TypeError: the compressor needs all ranks, and there is no transport.
@@ -248,13 +250,14 @@ class PerLayerReducer(Reducer):
         return bundled([payload for _, payload, _ in encoded]) if encoded else None
 
     def finish_bucket(self, total: Payload, bucket: Bucket) -> None:
-        """Do the second half of `reduce`: write the updates that follow from the sum of all messages."""
+        """Do the second half of `reduce`: write the updates, computed from the sum of all ranks' messages."""
         self._finish(self._groups(bucket), total, bucket)
 
     def _encode_screened(self, bucket: Bucket, transport: Transport) -> list[Encoded]:
-        """Encode a bucket; if a value is not finite, let the bucket's `screen` handle that first.
+        """Encode a bucket; if a value is not finite, call the bucket's `screen` before encoding.
 
-        Where ranks agree on something before they encode, it is called in any case, because they agree only once.
+        If the compressor needs all ranks while it encodes, `screen` is called in any case, because ranks agree only
+        once.
         """
         if bucket.screen_ is None:
             return self._encode(bucket, transport)
@@ -265,10 +268,10 @@ class PerLayerReducer(Reducer):
         return self._encode(bucket, transport)
 
     def _encode(self, bucket: Bucket, transport: Transport | None, *, screen: bool = False) -> list[Encoded]:
-        """Encode a bucket; what is not sent becomes the proposed residual.
+        """Encode a bucket; what is not sent becomes the next residual, once `commit` is called.
 
         Raises:
-            NonFinite: `screen` is True, and gradients or residuals hold NaN or infinity.
+            NonFinite: `screen` is True, and gradients or residuals contain NaN or infinity.
         """
         traits, encoded = self.compressor.traits, []
         for group in self._groups(bucket):
@@ -292,7 +295,7 @@ class PerLayerReducer(Reducer):
         return encoded
 
     def _report(self, encoded: Sequence[Encoded], bucket: Bucket) -> None:
-        """Report each layer's entries and bytes, and its part of the seconds by its size."""
+        """Report each layer's entries and bytes, and its share of the encoding seconds, in proportion to its size."""
         for group, payload, seconds in encoded:
             compressor, numels = cast(PerLayer, group.compressor), [layer.numel for layer in group.layers]
             has_aims = compressor.granularity == "layer"
@@ -318,7 +321,7 @@ class PerLayerReducer(Reducer):
 
 
 class MultiRoundReducer(Reducer):
-    """The reducer of a compressor that averages several fp32 tensors per bucket over ranks, one after another."""
+    """Reducer for a compressor that averages several fp32 tensors per bucket over ranks, one after another."""
 
     compressor: MultiRound
 
@@ -356,7 +359,7 @@ class MultiRoundReducer(Reducer):
         bucket.gradients = bucket.updates
         for group in groups:
             group.gradients.clear()
-        # one layer each; they come before the group that is not compressed
+        # Compressed groups have one layer each, and come before the group that is not compressed.
         num_compressed = sum(group.compressor is self.compressor for group in groups)
         compressed = [(group.layer, x) for group, x in zip(groups[:num_compressed], inputs, strict=False)]
         updates = [group.updates[0] for group in groups[:num_compressed]]
@@ -372,7 +375,7 @@ class MultiRoundReducer(Reducer):
         return DONE
 
     def _input(self, group: EncodeGroup, step: Step) -> torch.Tensor:
-        # the tensor to send: a layer's, which may be its gradient, or that of all layers that are not compressed
+        # the tensor to send: one layer's (possibly its gradient itself), or one for all layers that are not compressed
         gradients, residual, left = self._inputs(group, step)
         xs = [*summed(gradients, residual, left, group.layers)]
         if group.compressor is self.compressor:
@@ -380,10 +383,10 @@ class MultiRoundReducer(Reducer):
         return UNCOMPRESSED.encode_bucket(xs, None, None, group.layers, step).values
 
     def _keep_gradients(self, bucket: Bucket) -> None:
-        """Keep a step's gradients until the next step's have been allocated.
+        """Keep a step's gradients until the next step's gradients have been allocated.
 
-        If they are freed at once, the C library returns their pages to the system, and touching new ones takes 7 % of a
-        step of ResNet-18.
+        If gradients are freed at once, the C library returns their pages to the system, and a step of ResNet-18 then
+        spends 7 % of its time on touching new pages.
         """
         of_layers = zip(bucket.layers, bucket.gradients, bucket.updates, strict=True)
         self._kept_gradients |= {layer.id: gradient for layer, gradient, update in of_layers if gradient is not update}
@@ -405,7 +408,7 @@ class MultiRoundReducer(Reducer):
 
 
 def reducer_for(compressor: Compressor, *, momentum: float = 0.0, nesterov: bool = False) -> Reducer:
-    """Return a new reducer for a compressor that encodes, or that exchanges several messages per bucket."""
+    """Return a new reducer that suits the compressor: a `PerLayerReducer` or a `MultiRoundReducer`."""
     if isinstance(compressor, PerLayer):
         return PerLayerReducer(compressor, momentum=momentum, nesterov=nesterov)
     assert isinstance(compressor, MultiRound), f"{compressor.component_name} brings a hook of its own"

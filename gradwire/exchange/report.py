@@ -18,14 +18,14 @@ class Bucket:
 
     Attributes:
         layers: the layers inside.
-        gradients: this rank's gradients, one flat floating tensor per layer; replaced with `updates` once they are not
-            needed any more, so that backward can reuse their memory.
-        updates: one flat floating tensor per layer for the updates; by default the gradients themselves. A gradient
-            that is not its own update tensor is only read.
+        gradients: this rank's gradients, one flat floating tensor per layer; this list is replaced with `updates` once
+            the gradients are no longer needed, so that backward can reuse their memory.
+        updates: one flat floating tensor per layer, to which the layer's update is written; by default the gradients
+            themselves. If a layer has a separate update tensor, its gradient is only read.
         step: the training step.
-        screen_: replaces NaN and infinity in tensors, so that they do not enter residuals; see `screen`. None: encode
-            them.
-        buffer: the memory of all updates, if they are screened.
+        screen_: replaces NaN and infinity in tensors, so that these values do not enter residuals; see `screen`. None:
+            encode such values.
+        buffer: the memory of all updates; `screen_` is called with this tensor. None: with the updates.
         encoded: filled by the reducer, one entry per layer.
         encode_s: filled by the reducer, seconds of encoding and decoding.
     """
@@ -43,9 +43,9 @@ class Bucket:
         self.updates = self.updates or self.gradients
 
     def screen(self) -> None:
-        """Replace NaN and infinity in the gradients, which are then copied to the updates if they may not be changed.
+        """Replace NaN and infinity in the gradients; gradients that are only read are first copied to the updates.
 
-        A reducer calls this before it encodes, or when it finds such a value.
+        A reducer calls this method before it encodes, or when it finds such a value.
         """
         if self.screen_ is None or (self.gradients is not self.updates and all(map(is_finite, self.gradients))):
             return
@@ -56,7 +56,7 @@ class Bucket:
         self.screen_(self.updates if self.buffer is None else [self.buffer])
 
     def part(self, indices: Sequence[int]) -> Bucket:
-        """Return a bucket of the layers at these indices, which is not screened, because the whole bucket is."""
+        """Return a bucket of the layers at these indices, without `screen_`, because the whole bucket is screened."""
         return Bucket(
             layers=[self.layers[index] for index in indices],
             gradients=[self.gradients[index] for index in indices],
@@ -93,20 +93,21 @@ class StepReport:
     Attributes:
         skipped: True if a gradient was not finite on some rank, so that the optimizer step must be skipped.
         encode_s: seconds in which the communication thread encoded and decoded; None if not known.
-        exchange_s: seconds in which the communication thread was busy, encoding included; None if not known.
-        exposed_s: seconds from the arrival of the last bucket to the last result, and those in which the optimizer
-            waited; None if not known, because PyTorch hides it.
-        update_s: seconds of the optimizer's step, with what it exchanges.
-        update_exposed_s: seconds of the optimizer's step in which it waited; part of `exposed_s`.
-        encoded: one entry per layer and message that it was part of.
-        num_steps: optimizer steps of all ranks together so far, where `world_size` batches count as one step, whichever
-            ranks processed them. None if ranks make their steps together: one more than before.
+        exchange_s: seconds in which the communication thread was busy, including encoding; None if not known.
+        exposed_s: seconds in which training waited: from the arrival of the last bucket to the last result, and during
+            the optimizer's exchanges; None if not known, because PyTorch hides this time.
+        update_s: seconds of the optimizer's step, including its exchanges.
+        update_exposed_s: seconds in which the optimizer's step waited for its exchanges; part of `exposed_s`.
+        encoded: one entry for each layer in each message.
+        num_steps: number of optimizer steps of the run so far, where any `world_size` batches count as one step,
+            whichever ranks processed them. None if all ranks make their steps together, so that the number grows by 1.
         counts: numbers by name that are added up over the run, such as `factor_fallbacks`; the same on all ranks.
-        figures: numbers by name of which the row has mean and largest, such as the `staleness` of a gradient.
-        decision: the decision about how gradients are sent that was used in this step, such as `Choice` of `auto`; a
-            resumed run makes it again. Its `step` is the first one that it applies to, `to_dict` returns values for
-            JSON, `columns(layers)` those of `metrics.csv`, `layer_columns(layer)` those of `layers.csv`. None if none
-            is made.
+        figures: numbers by name, such as the `staleness` of a gradient; a row of metrics.csv contains their mean and
+            maximum.
+        decision: the decision about how to send gradients that was used in this step, such as the `Choice` of `auto`; a
+            resumed run makes the same decision again. Attribute `step` is the first step to which the decision applies,
+            `to_dict` returns values for JSON, `columns(layers)` returns columns of `metrics.csv`, and
+            `layer_columns(layer)` returns columns of `layers.csv`. None if no decision is made.
     """
 
     skipped: bool = False

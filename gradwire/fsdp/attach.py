@@ -4,8 +4,9 @@
     fully_shard(model, mesh=mesh["shard"])
     hook = attach_fsdp(model, "group_topk:ratio=0.01", "allgather", replicas=mesh["replica"].get_group())
 
-FSDP2 shards inside each replica and does not know the others. After each reduce-scatter it calls a hook with this
-rank's shard of one unit's gradients, which the hook replaces with the mean over replicas before backward continues.
+FSDP2 shards the model inside each replica and does not know the other replicas. After each reduce-scatter, FSDP2 calls
+a hook with this rank's shard of one unit's gradients. The hook replaces the shard with the mean over replicas before
+backward continues.
 """
 
 import functools
@@ -48,14 +49,14 @@ def attach_fsdp(
 ) -> "ShardHook":
     """Exchange the gradients of `model` between its replicas, from the next `backward` on.
 
-    Every rank must call this function. It copies the weights and buffers of the first replica to the others, and sets
-    FSDP2's gradient divide factor: every `.grad` becomes the mean over all ranks of all replicas.
+    Every rank must call this function. It copies the weights and buffers of the first replica to the other replicas,
+    and sets FSDP2's gradient divide factor so that every `.grad` becomes the mean over all ranks of all replicas.
 
-    The compressor treats this rank's piece of each parameter as a layer: the parameter divided by the number of shards
-    along the dimension that FSDP2 shards, rounded up.
+    The compressor treats this rank's piece of each parameter as a layer. The size of a piece along the dimension that
+    FSDP2 shards is the parameter's size divided by the number of shards, rounded up.
 
     Args:
-        model: a model after `fully_shard` with a mesh of shards only; compiled or not.
+        model: a model to which `fully_shard` was applied with a mesh of shards only; compiled or not.
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
         collective: an instance, or a spec such as "ring"; sums the payloads. None: the compressor's first default.
         replicas: the ranks that hold the same shard as this rank, one of each replica.
@@ -70,7 +71,7 @@ def attach_fsdp(
     Raises:
         ValueError: the model is not in FSDP2, is sharded over a mesh of several dimensions (native HSDP), or has a
             trainable parameter that is not sharded; `replicas` does not fit the shards; the compressor does not fit the
-            collective or FSDP2; momentum is missing or not used.
+            collective or FSDP2; momentum is missing, or given but not used.
         OptionError: a spec names no component, or has a wrong option.
     """
     compressor, collective = build_components(compressor, collective)
@@ -85,7 +86,7 @@ def attach_fsdp(
 
 
 def checked_units(model: nn.Module, compressor: Compressor, collective: Collective) -> tuple[list[Unit], DeviceMesh]:
-    """Return the units of a model in FSDP2 and their mesh of shards.
+    """Return the units of a model in FSDP2, and the mesh over which they are sharded.
 
     Raises:
         ValueError: the compressor does not fit FSDP2, the collective or the model, or the model is not supported.
@@ -114,17 +115,17 @@ _ATTACHED: weakref.WeakSet[FSDPModule] = weakref.WeakSet()  # modules in fully_s
 class FsdpHook(CompressedCommunicator):
     """Base of the hooks that exchange compressed gradients of a model in FSDP2, one unit at a time inside `backward`.
 
-    `step_ok` accepts the state that these exchanges proposed, on all ranks or on none.
+    These exchanges compute new state, such as residuals. `step_ok` makes it the current state on all ranks, or on none.
 
     Args:
         model: the model.
-        units: its units.
+        units: the model's units.
         layers: the tensors that are compressed.
         mesh: the ranks over which the model is sharded.
         group: the ranks that exchange compressed gradients.
         reducer: the compressor with this rank's state.
         collective: sums payloads.
-        settings: the other settings.
+        settings: settings that do not depend on the compressor or the collective.
 
     Attributes:
         layers, reducer: the arguments.
@@ -157,14 +158,14 @@ class FsdpHook(CompressedCommunicator):
         _ATTACHED.update(unit.module for unit in units)
 
     def step_ok(self) -> bool:
-        """Return True if `optimizer.step()` is to be called, or False if a gradient of any rank was not finite.
+        """Return True if the caller must call `optimizer.step()`; False if a gradient of any rank was not finite.
 
-        Call it once per step, on every rank.
+        Call this method once per step, on every rank.
 
         Raises:
             TransportError: a rank was lost or did not answer in time.
             NonFiniteGradient: a gradient was not finite, and `nonfinite` is "raise".
-            RuntimeError: FSDP2 has not reduced all units since the last call, so ranks would diverge.
+            RuntimeError: FSDP2 has not reduced all units since the last call, so the ranks' models would diverge.
         """
         return not self.finish_step().skipped
 
@@ -181,9 +182,9 @@ class FsdpHook(CompressedCommunicator):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return all state that training needs to resume bit for bit; it differs between ranks, so save each rank's.
+        """Return this rank's state for resuming bit for bit; every rank must save its own, because ranks differ.
 
-        Gradients of micro-steps that were not exchanged yet are not part of it.
+        Gradients of micro-steps that were not exchanged yet are not part of the state.
         """
         return {"hook": type(self).__name__, "shard": self._shard, **super().state_dict()}
 
@@ -221,13 +222,13 @@ class FsdpHook(CompressedCommunicator):
         return [self._mesh.get_local_rank(), self._mesh.size()]
 
     def _begin_unit(self, unit: Unit) -> None:
-        # the first unit of a step begins it
+        # the first unit that is exchanged in a step begins the step
         if not self._exchanged:
             self.start_step(self.step_of(self.guard.index, self.guard.epoch, self._settings.seed))
         self._exchanged.add(unit.name)
 
     def _check_call(self, unit: Unit, numel: int) -> None:
-        """Raise RuntimeError if FSDP2's buffer, with `numel` elements per shard, is not expected now."""
+        """Raise RuntimeError if a buffer of this unit with `numel` elements per shard is not expected now."""
         if self.guard.closed:
             raise RuntimeError("the hook of this model is closed; attach one again")
         if numel != unit.numel:
@@ -246,7 +247,7 @@ class FsdpHook(CompressedCommunicator):
         return self.guard.start_vote(self.start_on_any_rank)()
 
     def _why_not_exchanged(self) -> str | None:
-        """Return a sentence about a parameter whose gradient replicas do not exchange; None without one."""
+        """Return a message about a parameter whose gradient is not exchanged; None if there is no such parameter."""
         try:
             now, _ = units_of(self._model)
         except ValueError as error:
@@ -273,7 +274,7 @@ class FsdpHook(CompressedCommunicator):
 
 
 class ShardHook(FsdpHook):
-    """Exchange gradient shards between replicas as the all-reduce hook of FSDP2; `attach_fsdp` creates it.
+    """All-reduce hook of FSDP2 that exchanges gradient shards between replicas; `attach_fsdp` creates it.
 
     `layers` are this rank's piece of every trainable parameter, and the reducer keeps the residuals of these pieces.
     """
@@ -301,10 +302,10 @@ class ShardHook(FsdpHook):
             unit.module.set_all_reduce_hook(functools.partial(self._exchange, unit))
 
     def set_requires_all_reduce(self, requires_all_reduce: bool) -> None:
-        """Set whether the next `backward` exchanges gradients between replicas, as FSDP2's method does for native HSDP.
+        """Set whether the next `backward` exchanges gradients between replicas, like FSDP2's own method in native HSDP.
 
-        With False, gradients are still reduced among the shards; they add up in the hook, and every `.grad` is 0. The
-        next `backward` with True exchanges the sum. Call `step_ok` after that one only.
+        With False, gradients are still reduced among the shards. The hook adds them up, and every `.grad` is 0. The
+        next `backward` with True exchanges the sum; call `step_ok` only after that `backward`.
 
         FSDP2's own `set_requires_gradient_sync(False)` sends nothing at all, and keeps whole gradients on every rank.
         """

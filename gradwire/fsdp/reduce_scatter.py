@@ -1,10 +1,11 @@
 """`attach_reduce_scatter`: compress the reduce-scatter of a model that FSDP2 (`fully_shard`) shards.
 
 FSDP2 cuts a unit's gradients into one row per rank, and rank j needs the mean of all ranks' rows j. Each rank encodes
-each row separately and sends row j to rank j (an all-to-all), which decodes and averages what it gets.
+each row separately and sends row j to rank j (an all-to-all). Every rank decodes and averages the rows that it
+receives.
 
-Bytes: a rank sends all rows but its own, once. A training step also gathers the parameters, uncompressed: with two
-gathers in the gradients' dtype, at most a third of its bytes can be saved.
+Bytes: a rank sends every row once, except its own row. A training step also gathers the parameters, uncompressed. If
+there are two gathers, in the gradients' dtype, compression can save at most a third of the step's bytes.
 """
 
 import dataclasses
@@ -45,14 +46,14 @@ def attach_reduce_scatter(
 ) -> "ReduceScatterHook":
     """Compress the gradients that the ranks of a model in FSDP2 send each other, from the next `backward` on.
 
-    Every rank must call this function. It takes the place of FSDP2's reduce-scatter. With error feedback the residual,
-    and the memory for its successor, each have the size of the whole model in fp32 on every rank.
+    Every rank must call this function. The compressed exchange replaces FSDP2's reduce-scatter. With error feedback,
+    every rank keeps a residual and the memory for the next residual, each of the size of the whole model in fp32.
 
     The compressor treats each rank's piece of each parameter as a layer, as `attach_fsdp` does.
 
     Args:
         model: a model after `fully_shard` with a mesh of one dimension; compiled or not.
-        compressor: an instance, or a spec such as "qsgd:bits=8"; one that sends payloads per layer.
+        compressor: an instance, or a spec such as "qsgd:bits=8"; must be a compressor that sends payloads per layer.
         seed: seed of the compressor's own random numbers, the same on every rank.
         momentum: coefficient in [0, 1), for compressors that apply the momentum themselves; set the optimizer's own
             momentum to 0 then.
@@ -62,10 +63,12 @@ def attach_reduce_scatter(
 
     Raises:
         ValueError: the model is not in FSDP2, is sharded over a mesh of several dimensions (native HSDP), or has a
-            trainable parameter that is not sharded; the compressor does not fit; momentum is missing or not used.
+            trainable parameter that is not sharded; the compressor does not work in a reduce-scatter; momentum is
+            missing, or given but not used.
         OptionError: a spec names no component, or has a wrong option.
     """
-    collective = Allgather()  # only to check what the compressor can send: a rank decodes the payloads of all ranks
+    # Only for checks of the compressor: here, as with allgather, every rank decodes the payloads of all ranks.
+    collective = Allgather()
     compressor, _ = build_components(compressor, collective)
     if isinstance(compressor, MultiRound) or compressor.traits.needs_all_ranks:
         raise ValueError(
@@ -84,9 +87,9 @@ def attach_reduce_scatter(
 
 
 class ReduceScatterHook(FsdpHook):
-    """Compress what the shards send each other, as FSDP2's reduce-scatter; `attach_reduce_scatter` creates it.
+    """Replaces FSDP2's reduce-scatter with a compressed one; `attach_reduce_scatter` creates it.
 
-    `layers` are all ranks' pieces of every trainable parameter, and the reducer keeps the residuals of all of them.
+    `layers` contains all ranks' pieces of every trainable parameter, and the reducer keeps a residual for each piece.
     """
 
     _skips_sending = "model.set_requires_gradient_sync(False)"
@@ -121,7 +124,7 @@ class ReduceScatterHook(FsdpHook):
             gradients: this rank's gradients, floating [ranks * unit.numel], one row per rank; may be overwritten.
 
         Raises:
-            RuntimeError: the hook is closed, or FSDP2's buffer is not the one that is expected now.
+            RuntimeError: the hook is closed, or FSDP2 reduces a buffer that is not expected now.
             TransportError: a rank was lost or did not answer in time.
         """
         self._check_call(unit, shard.numel())
@@ -161,12 +164,12 @@ class _CompressedReduceScatter:
 
 
 def _of_rank(layer: Layer, rank: int, num_ids: int) -> Layer:
-    # one rank's piece as a layer of its own, with its own residual
+    # one rank's piece of a parameter as a separate layer, with its own residual
     return dataclasses.replace(layer, id=layer.id + rank * num_ids, name=f"{layer.name}, shard {rank}")
 
 
 def _all_to_all(messages: Sequence[Payload], transport: Transport) -> list[Payload]:
-    """Send message j to rank j; return what all ranks sent to this rank, in rank order. All messages have one size."""
+    """Send message j to rank j; return the messages from all ranks to this rank, in rank order. All have one size."""
     to = [(transport.rank + distance) % transport.world_size for distance in range(1, transport.world_size)]
     sources = to[::-1]
     bound = bound_nbytes(messages[0].numel, len(leaves(messages[0])))

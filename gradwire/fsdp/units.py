@@ -1,4 +1,4 @@
-"""The units into which FSDP2 (`fully_shard`) divides a model, and the places of parameters in their buffers."""
+"""The units into which FSDP2 (`fully_shard`) divides a model, and the order of parameters in each unit's buffer."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,8 @@ class Unit:
     Attributes:
         name: name of the (first) module.
         module: this module.
-        layers: the trainable parameters, in the order of FSDP2's buffer; the shape is that of one rank's piece, padded.
+        layers: the trainable parameters, in the order of FSDP2's buffer; the shape of a layer is that of one rank's
+            piece of the parameter, with padding.
         numel: number of elements of the gradient shard.
     """
 
@@ -35,9 +36,9 @@ def units_of(model: nn.Module) -> tuple[list[Unit], DeviceMesh]:
     """Return the units into which `fully_shard` divided a model, and their mesh of shards.
 
     Raises:
-        ValueError: the model is not in FSDP2, or its gradients are not reduced by FSDP2 over one mesh of shards.
+        ValueError: the model is not in FSDP2, or FSDP2 does not reduce all of its gradients over one mesh of shards.
     """
-    of_state: dict[int, list[tuple[str, FSDPModule]]] = {}  # modules that were given to fully_shard together share one
+    of_state: dict[int, list[tuple[str, FSDPModule]]] = {}  # modules given to fully_shard together share a state
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
             state = fully_shard.state(module)  # type: ignore[attr-defined]
@@ -52,7 +53,7 @@ def units_of(model: nn.Module) -> tuple[list[Unit], DeviceMesh]:
         )
     for modules in of_state.values():
         for _, module in modules:
-            module.reshard()  # otherwise parameters may be whole after a forward
+            module.reshard()  # because after a forward, parameters may be unsharded
     mesh = _mesh(model)
     layer_of = {id(layer.weight): layer for layer in layers_of(model)}
     units = []
@@ -95,7 +96,7 @@ def _mesh(model: nn.Module) -> DeviceMesh:
 
 
 def _own_parameters(modules: Sequence[Any]) -> Iterator[nn.Parameter]:
-    # without nested units, and children first, as FSDP2 orders its buffer
+    # in the order of FSDP2's buffer: children first, without nested units
     for module in modules:
         yield from _own_parameters([child for child in module.children() if not isinstance(child, FSDPModule)])
         yield from module.parameters(recurse=False)

@@ -1,1 +1,1 @@
-"""Local steps: every rank trains alone for some steps, then ranks exchange how far they moved."""
+"""Local steps: every rank trains alone for some steps, then ranks average how far their parameters have moved."""

@@ -3,7 +3,7 @@
 local = attach_local(model, optimizer, "group_topk:ratio=0.01", "allgather", preset="sparseloco")
 for x, y in batches:
     loss_of(model(x), y).backward()
-    optimizer.step()  # every 30 steps the ranks exchange how far their parameters moved
+    optimizer.step()  # every 30 steps, ranks also exchange how far their parameters have moved
     optimizer.zero_grad()
 with local.outer():
     evaluate(model)  # with parameters that are equal on all ranks
@@ -56,31 +56,34 @@ def attach_local(
     outer_optimizer: OuterOptimizer | None = None,
     **options: Any,
 ) -> "LocalHook":
-    """Let every rank train `model` alone, and exchange differences of parameters after every so many optimizer steps.
+    """Let every rank train `model` alone, and exchange the changes of its parameters every `steps` optimizer steps.
 
-    Every rank must call this function. The parameters and buffers of rank 0 are copied to all ranks. The hook that an
+    Every rank must call this function. The parameters and buffers of rank 0 are copied to all ranks. A hook that an
     earlier call returned for this model is closed.
 
     Args:
         model: the network, not in DDP or FSDP.
-        optimizer: the (inner) optimizer, or all optimizers, of the model; each makes one `step` per training step. Its
-            state stays on its rank.
-        compressor: an instance, or a spec such as "group_topk:ratio=0.01"; encodes the differences.
+        optimizer: the (inner) optimizer, or all optimizers, of the model; the training loop calls `step` of each once
+            per training step. Optimizer state is not exchanged.
+        compressor: an instance, or a spec such as "group_topk:ratio=0.01"; encodes the changes of parameters.
         collective: an instance, or a spec such as "ring"; sums the payloads. None: the compressor's first default.
         seed: seed of the compressor's own random numbers, the same on every rank.
-        nonfinite: what to do about NaN or infinity, in an optimizer's gradients or in a difference: "skip" it on this
-            rank, "raise" on this rank, or "zero" the elements.
+        nonfinite: what this rank does about NaN or infinity in its gradients or in the change of its parameters: "skip"
+            its update or its change, "raise" an error, or "zero" the elements.
         timeout_s: longest wait for any one message, in seconds.
-        outer_optimizer: makes the optimizer that moves the outer copy, from parameters of the model's shapes in fp32:
-            `lambda parameters: torch.optim.Adam(parameters, lr=0.01)`. It is called once per fragment, takes the place
-            of outer_lr, outer_momentum and nesterov, and must do the same on every rank.
+        outer_optimizer: a function that makes the optimizer of the outer copy (the parameters that are equal on all
+            ranks), which moves the copy by the ranks' mean change. Its argument is a list of parameters of the model's
+            shapes in fp32, for example `lambda parameters: torch.optim.Adam(parameters, lr=0.01)`. The function is
+            called once per fragment, replaces outer_lr, outer_momentum and nesterov, and must do the same on every
+            rank.
         options: options of local steps, such as steps=30, outer_lr=0.7 or preset="diloco".
 
     Raises:
-        ValueError: `nonfinite` is none of these words; the compressor or collective does not work with local steps; the
-            model is wrapped, or has complex or fp64 parameters, sparse gradients or nothing to train; an optimizer
-            exchanges something itself, belongs to another model, or only wraps another optimizer; `outer_optimizer`
-            does not return an optimizer of all parameters that it is given, or options of the default one are given.
+        ValueError: `nonfinite` is not one of these words; the compressor or collective does not work with local steps;
+            the model is wrapped, or has complex or fp64 parameters, sparse gradients or nothing to train; an optimizer
+            itself exchanges data, belongs to another model, or only wraps another optimizer; `outer_optimizer` does not
+            return an optimizer of all parameters that it is given, or is combined with outer_lr, outer_momentum or
+            nesterov.
         OptionError: an option is unknown or impossible, or a spec names no component.
     """
     compressor, collective = build_components(compressor, collective)
@@ -149,7 +152,7 @@ def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Non
 
 
 class LocalHook(LocalSteps):
-    """Count the steps of a model's optimizers and exchange what is due; `attach_local` creates it."""
+    """Counts the steps of a model's optimizers, and makes the exchanges that are due; `attach_local` creates it."""
 
     @override
     def __init__(
@@ -166,19 +169,19 @@ class LocalHook(LocalSteps):
     ) -> None:
         super().__init__(model, options, compressor, members, nonfinite=nonfinite, outer_optimizer=outer_optimizer)
         self._seed = seed
-        self._updates = True  # false if this rank skips the step
+        self._updates = True  # False if this rank skips the current step
         self._kinds = {id(layer.weight): kind_of(layer.weight) for layer in self.layers if layer.weight is not None}
         self._attached = self.guard.attach(model, self._why_not_exchanged, compressor, members.transport.rank)
         self._attached.watch(optimizers, self._before_update, self._after_update)
         self._shows_outer = self._is_updating = False
         self._versions: list[int] = []  # of the weights after the last step; empty if another optimizer may change them
-        self._waiting_for = self._ids = {id(each) for each in optimizers}  # optimizers that have not made this step
+        self._waiting_for = self._ids = {id(each) for each in optimizers}  # optimizers that have yet to make this step
         self._of_others = _watch_other_optimizers(self)
         OPEN.add(self)
 
     @contextlib.contextmanager
     def outer(self) -> Iterator[None]:
-        """Let the model hold the outer copy, which is equal on all ranks, in a `with` block: to evaluate or save it.
+        """Let the model hold the outer copy, which is equal on all ranks, in a `with` block, to evaluate or save it.
 
         Raises:
             RuntimeError: the model or its optimizers have changed, a parameter was changed in the block, or the hook is
@@ -186,7 +189,7 @@ class LocalHook(LocalSteps):
         """
         if self.guard.closed:
             raise RuntimeError("local steps are closed, and the model has held the outer copy since; leave out outer()")
-        if self._shows_outer:  # the block around this one ends it
+        if self._shows_outer:  # a surrounding `outer` block restores the weights
             yield
             return
         self.guard.check_unchanged()
@@ -208,9 +211,9 @@ class LocalHook(LocalSteps):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that this rank needs to go on bit for bit, besides that of its model and optimizer.
+        """Return the state that this rank needs to resume bit for bit, besides the states of its model and optimizer.
 
-        Save that of every rank, between two steps.
+        Every rank must save its own state, between two steps.
         """
         with contextlib.nullcontext() if self.guard.closed else self.outer():
             return super().state_dict() | {"options": self._options_now()}
@@ -221,7 +224,7 @@ class LocalHook(LocalSteps):
 
         Raises:
             ValueError: the state was saved with other options.
-            RuntimeError: the model holds the outer copy.
+            RuntimeError: the model holds the outer copy, inside `outer`.
         """
         now = self._options_now()
         if others := [f"{name}={value}" for name, value in state["options"].items() if now.get(name) != value]:
@@ -234,11 +237,11 @@ class LocalHook(LocalSteps):
 
     @override
     def close(self) -> None:
-        """Release the thread and the connections; the model then holds the outer copy. Every rank must call this.
+        """Release the thread and the connections, and let the model hold the outer copy; every rank must call this.
 
         Later calls do nothing.
 
-        If the weights were changed after the last step that was counted, it warns that such changes are lost.
+        If the weights were changed after the last counted step, this method warns that such changes are lost.
 
         Raises:
             RuntimeError: a parameter has another shape than its outer copy; the model then stays as it is.
@@ -274,7 +277,7 @@ class LocalHook(LocalSteps):
         return self.options.option_texts() | {"outer_optimizer": type(self._fragments[0].optimizer).__name__}
 
     def _why_not_exchanged(self) -> str | None:
-        """Return a sentence about a parameter that is trained but not exchanged; None without one."""
+        """Return a message about a parameter that is trained but not exchanged; None if there is none."""
         model, advice = self._model, "call close() before, and attach_local after such a change"
         since = "attach_local was called"
         if reason := changed_parameter(model, self._kinds, since=since, advice=advice, may_freeze=True):
@@ -291,7 +294,7 @@ class LocalHook(LocalSteps):
         )
 
     def _changed_in_outer(self) -> str | None:
-        """Return the name of a parameter that is no longer the outer copy; None if all are."""
+        """Return the name of a parameter that differs from its outer copy; None if no parameter differs."""
         if self._inner is None:  # nothing has been exchanged yet
             return None
         for fragment in self._fragments:
@@ -306,9 +309,10 @@ class LocalHook(LocalSteps):
         """Check that an optimizer that was not given to `attach_local` may make a step now.
 
         Raises:
-            RuntimeError: it updates parameters in place of an optimizer whose steps are counted, or the outer copy.
+            RuntimeError: the optimizer updates parameters of an optimizer whose steps are counted, or updates the outer
+                copy.
         """
-        if id(optimizer) in self._ids or self._is_updating:  # or an optimizer consists of others
+        if id(optimizer) in self._ids or self._is_updating:  # an optimizer may consist of other optimizers
             return
         updated = set(map(id, parameters_of(optimizer)))
         counted = {id(parameter) for each in self._attached.optimizers for parameter in parameters_of(each)}
@@ -362,7 +366,7 @@ class LocalHook(LocalSteps):
 
 
 def _once(loss: Any) -> Callable[[], Any]:
-    """Return a closure for an optimizer's step that returns a loss, whose gradients are there already."""
+    """Return a closure for an optimizer's step that only returns `loss`, because its gradients were computed before."""
     left = [loss]
 
     def closure() -> Any:
@@ -376,7 +380,7 @@ def _once(loss: Any) -> Callable[[], Any]:
 
 
 def _watch_other_optimizers(hook: LocalHook) -> RemovableHandle:
-    """Let a hook hear of every optimizer's step, as long as somebody else holds the hook."""
+    """Call the hook before each step of any optimizer, without keeping the hook alive."""
     held = weakref.ref(hook)
 
     def before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

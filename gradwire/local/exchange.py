@@ -1,11 +1,11 @@
-"""`LocalSteps`: exchange how far the ranks' parameters have moved since the last exchange, every so many steps.
+"""`LocalSteps`: every rank trains alone; every few steps the ranks average how far their parameters have moved.
 
 Source: Stich 2018 (local SGD, arXiv:1805.09767), Lin et al. 2018 (post-local SGD, arXiv:1808.07217), Douillard et al.
 2023 (DiLoCo, arXiv:2311.08105), Douillard et al. 2025 (Streaming DiLoCo, arXiv:2501.18512), Sarfi et al. 2025
 (SparseLoCo, arXiv:2508.15706).
-Differs: the outer copy is equal on all ranks bit for bit, because all compute it from one sum; buffers are averaged;
-the residual of the compressor is in units of the parameters and does not contain the outer learning rate, which
-published code applies twice.
+Differs: the outer copy is equal on all ranks bit for bit, because all ranks compute it from the same sum; buffers are
+averaged; the compressor's residual is in units of the parameters and does not contain the outer learning rate
+(published code applies that rate twice).
 """
 
 import abc
@@ -35,10 +35,10 @@ from gradwire.step_guard import Nonfinite
 
 
 class Members(abc.ABC):
-    """Who takes part in the exchanges of `LocalSteps`: all ranks (`FixedMembers`), or those that are there.
+    """Decides which ranks take part in the exchanges of `LocalSteps`: all (`FixedMembers`), or those present.
 
     Attributes:
-        collective, transport: those with which `LocalSteps` begins.
+        collective, transport: the collective and the transport with which `LocalSteps` begins.
     """
 
     collective: Collective
@@ -49,28 +49,28 @@ class Members(abc.ABC):
         """Join the run before the first step; return the step of the run from which this rank trains.
 
         Args:
-            local: this rank's steps, which may take over the state of the others.
+            local: this rank's local steps, which may get the state of the other ranks.
             while_waiting: called at least once a second while this rank waits for ranks that may be lost.
-            has_joined: called after the first exchange of a rank that may be lost.
+            has_joined: called after the first exchange of this rank, if it may be lost.
         """
 
     @abc.abstractmethod
     def average_(self, local: "LocalSteps", exchange: FragmentExchange, step: Step) -> Bucket:
-        """Call `local.average_once_` until all that take part have the mean."""
+        """Call `local.average_once_` until all ranks that take part have the mean."""
 
     def admit(self) -> None:  # noqa: B027 - optional
-        """Let the ranks that wait take part from now on; called after an exchange."""
+        """Let ranks that wait to join take part from now on; called after an exchange."""
 
     def close(self) -> None:  # noqa: B027 - optional
         """Leave the run."""
 
 
 class FixedMembers(Members):
-    """All ranks take part in every exchange, and the loss of one ends the run.
+    """All ranks take part in every exchange, and the loss of a rank ends the run.
 
     Args:
         collective: sums payloads.
-        transport: connects the ranks; with a delay, a thread uses it during training.
+        transport: connects the ranks; with a delay, a background thread uses the transport during training.
     """
 
     def __init__(self, collective: Collective, transport: Transport) -> None:
@@ -86,20 +86,21 @@ class FixedMembers(Members):
 
 
 class LocalSteps(CompressedCommunicator):
-    """Keep the outer copy of a model, and exchange differences to it, after a rank's own (inner) optimizer steps.
+    """Keeps an outer copy of a model's parameters, and exchanges how far this rank's training moved away from it.
 
     Call `start_step` before forward, `prepare_gradients_` after backward, `after_update` once the optimizer has updated
-    the parameters, then `finish_step`. Between exchanges nothing is sent. Every rank must make as many steps, also
-    those in which its optimizer changed nothing.
+    the parameters, then `finish_step`. Between exchanges nothing is sent. All ranks must make the same number of steps;
+    a step in which the optimizer changed nothing counts, too.
 
     Args:
         model: the network, not in DDP, with the same parameters on all ranks.
-        options: steps between exchanges, and what is done with the means.
-        compressor: encodes differences; its residual belongs to the parameters.
+        options: how many steps lie between exchanges, and how the outer copy uses the means.
+        compressor: encodes the outer copy minus this rank's parameters.
         members: who takes part in the exchanges, and the collective and transport that they use.
-        nonfinite: what to do about NaN or infinity: "skip" the rank's own step or difference, "raise", or "zero" the
-            elements. Ranks do not vote.
-        outer_optimizer: makes the optimizer of the outer copy, once per fragment; None for SGD with `options`.
+        nonfinite: what this rank does about NaN or infinity: "skip" its own step or difference, "raise", or "zero" the
+            elements. Ranks do not vote about skipping.
+        outer_optimizer: function that makes the optimizer of the outer copy, called once per fragment; None: SGD with
+            the outer options in `options`.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class LocalSteps(CompressedCommunicator):
         self._plain = self.bind(Ring())  # for buffers
         self._numel_of = {layer.id: layer.numel for layer in self.layers}
         self._number = 0  # exchanges begun
-        self._weight = 1.0  # of this rank's difference in the mean over ranks; 1 on average
+        self._weight = 1.0  # of this rank's difference, in the mean over ranks; 1 on average
         self._under_way: FragmentExchange | None = None
         self._buffer_places = _buffer_places(model)
         self._outer_buffers = [buffer.clone() for buffer in self._buffers()]  # as of the last exchange
@@ -135,32 +136,32 @@ class LocalSteps(CompressedCommunicator):
 
     @property
     def averages_gradients(self) -> bool:
-        """Return True in the first `start_after` steps, in which ranks stay equal by averaging their gradients."""
+        """Return True in the first `start_after` steps, in which ranks average gradients and keep equal parameters."""
         return self.guard.index < self.options.start_after
 
     @property
     def num_steps(self) -> int:
-        """Return the step of the run that this rank has done."""
+        """Return how many steps of the run this rank has done."""
         return self.guard.index
 
     @property
     def period(self) -> int:
-        """Return this rank's steps between two exchanges of the same parameter."""
+        """Return the number of steps of this rank between two exchanges of the same parameter."""
         return self.options.interval * self.options.fragments
 
     @override
     def start_step(self, step: Step) -> None:
         self.show_inner()
-        # Leaves out the step of the sums' encoder, which the thread may be reading.
+        # This does not set the step of the encoder of sums, because the thread may be reading that step.
         self._step, self._report = step, StepReport(encode_s=0.0, exchange_s=0.0, exposed_s=0.0)
 
     def prepare_gradients_(self, layers: Sequence[Layer] | None = None) -> bool:
         """Make the gradients ready for the optimizer; return False if this rank must not update its parameters.
 
-        In the first `start_after` steps they become the mean over ranks, which then decide alike.
+        In the first `start_after` steps gradients become their mean over ranks, so all ranks return the same.
 
         Args:
-            layers: those that the optimizer updates; None for all.
+            layers: the layers that the optimizer updates; None for all.
         """
         layers = self.layers if layers is None else layers
         weights = [layer.weight for layer in layers if layer.weight is not None]
@@ -173,7 +174,7 @@ class LocalSteps(CompressedCommunicator):
 
     @torch.no_grad()
     def after_update(self) -> None:
-        """Count a step, and begin or end the exchange that is due; every rank must call this method.
+        """Count a step, and begin or end an exchange if one is due; every rank must call this method.
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
@@ -201,10 +202,10 @@ class LocalSteps(CompressedCommunicator):
         return self._report
 
     def check_buffers(self) -> None:
-        """Check that the model has the buffers that are exchanged.
+        """Check that the model still has the buffers that are exchanged.
 
         Raises:
-            RuntimeError: one was added, removed or given another shape.
+            RuntimeError: a buffer was added, removed or given another shape.
         """
         now = [getattr(module, name).shape for module, name in _buffer_places(self._model)]
         if now != [outer.shape for outer in self._outer_buffers]:
@@ -214,9 +215,10 @@ class LocalSteps(CompressedCommunicator):
             )
 
     def begin_interval(self) -> None:
-        """Go on as right after an exchange, to measure times; drop the exchange that is under way.
+        """Continue as right after an exchange, to measure times; discard an exchange that is in progress.
 
-        Every rank must call this method, between two steps. Parameters are then no longer those of a training.
+        Every rank must call this method, between two steps. Afterwards the parameters are not those of a regular
+        training.
         """
         self._settle()
         self._under_way = None
@@ -224,7 +226,7 @@ class LocalSteps(CompressedCommunicator):
 
     @torch.no_grad()
     def show_outer(self) -> None:
-        """Let the model hold the outer copy and the buffers of the last exchange, until `show_inner` or a new step."""
+        """Let the model hold the outer copy and the last exchange's buffers, until `show_inner` or the next step."""
         self._settle()
         if self._inner is None and self.guard.index > self.options.start_after:
             self._inner = [tensor.clone() for tensor in self._own()]
@@ -244,16 +246,16 @@ class LocalSteps(CompressedCommunicator):
     @property
     @override
     def nbytes(self) -> dict[str, int]:
-        """Return the bytes of the tensors that are held on this rank, by purpose.
+        """Return the bytes of the tensors that this rank holds, by purpose.
 
-        "outer" is the outer copy with the state of its optimizer.
+        "outer" is the outer copy, including buffers, with the state of its optimizer.
         """
         of_fragments = sum(fragment.nbytes for fragment in self._fragments)
         return super().nbytes | {"outer": of_fragments + memory_nbytes(self._outer_buffers)}
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that this rank needs to go on bit for bit; call it while the model shows the outer copy."""
+        """Return the state that this rank needs to resume bit for bit; call this method after `show_outer`."""
         self._settle()
         return super().state_dict() | {
             "number": self._number,
@@ -283,7 +285,7 @@ class LocalSteps(CompressedCommunicator):
         self._members.close()
 
     def connect(self, collective: Collective, open_transport: Callable[[], Transport]) -> None:
-        """Close all connections, and exchange through others from now on."""
+        """Close all connections, and from now on exchange through this collective and a new transport."""
         for bound in (self.collective, *self._others):
             bound.close()
         self._others.clear()
@@ -293,7 +295,7 @@ class LocalSteps(CompressedCommunicator):
         self._plain = self.bind(Ring())
 
     def shared_state(self) -> dict[str, Any]:
-        """Return the state between two exchanges that is equal on all ranks, which `take_over` takes over."""
+        """Return the part of the state that is equal on all ranks between two exchanges, for `take_over`."""
         return {
             "fragments": [fragment.state_dict() for fragment in self._fragments],
             "buffers": self._outer_buffers,
@@ -302,7 +304,7 @@ class LocalSteps(CompressedCommunicator):
 
     @torch.no_grad()
     def take_over(self, state: dict[str, Any], number: int) -> None:
-        """Begin at the outer copy of other ranks, right before the exchange of this number."""
+        """Continue from other ranks' `shared_state`, as it is right before exchange `number`."""
         self._number, self.guard.index = number, number * self.options.interval
         for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
             fragment.load_state_dict(saved)
@@ -311,7 +313,7 @@ class LocalSteps(CompressedCommunicator):
         self.reducer.memory.load_state_dict(state["memory"])
 
     def average_once_(self, exchange: FragmentExchange, step: Step) -> Bucket:
-        """Average the difference and the buffers over ranks; residuals are proposed, for the caller to accept."""
+        """Average the exchange's difference and buffers over ranks; the caller must then call `commit` or `drop`."""
         self._sum_encoder.step = step
         fragment = self._fragments[exchange.number % len(self._fragments)]
         bucket = Bucket(layers=fragment.layers, gradients=list(fragment.split(exchange.mean)), step=step)
@@ -320,7 +322,7 @@ class LocalSteps(CompressedCommunicator):
         return bucket
 
     def _begin(self) -> None:
-        """Take the difference of the next fragment, and exchange it: in the background if there is a delay."""
+        """Compute the next fragment's difference, and exchange it; with a delay, in the background."""
         started = time.perf_counter()
         fragment = self._fragments[self._number % len(self._fragments)]
         mean = fragment.difference()
@@ -343,7 +345,7 @@ class LocalSteps(CompressedCommunicator):
         self._report.exposed_s = (self._report.exposed_s or 0.0) + time.perf_counter() - started
 
     def _end(self) -> None:
-        """Wait for the exchange, move the outer copy by its result, and let the rank take it over."""
+        """Wait for the exchange, move the outer copy by its result, and let this rank adopt the copy."""
         exchange, started = self._under_way, time.perf_counter()
         assert exchange is not None
         report = exchange.done.result()
@@ -359,7 +361,7 @@ class LocalSteps(CompressedCommunicator):
 
     @torch.no_grad()
     def _exchange(self, exchange: FragmentExchange, step: Step) -> StepReport:
-        """Replace the difference with the mean over ranks of what was sent, and the buffers with those of all ranks."""
+        """Replace the difference with the mean of what ranks sent, and make the buffers equal on all ranks."""
         started = time.perf_counter()
         if self.options.decay < 1:
             fragment = self._fragments[exchange.number % len(self._fragments)]
@@ -376,14 +378,15 @@ class LocalSteps(CompressedCommunicator):
         return combined(self.collective.sum(payload, key), numels, self.options)
 
     def _buffers_to_send(self) -> list[torch.Tensor]:
-        """Return copies of the buffers, with the outer copy's elements where the rank's own are not finite."""
+        """Return copies of the buffers, with elements of the outer copy where this rank's elements are not finite."""
         self.check_buffers()
         pairs = zip(self._buffers(), self._outer_buffers, strict=True)
         return [torch.where(buffer.isfinite(), buffer, outer) for buffer, outer in pairs]
 
     def _share_buffers_(self, buffers: Sequence[torch.Tensor]) -> None:
-        """Replace floating-point buffers with their means over ranks, and others with those of rank 0."""
-        # Training goes on with these, so variances are plain means, unlike those of an evaluation of all ranks' models.
+        """Replace floating-point buffers with their means over ranks, and all other buffers with those of rank 0."""
+        # Training continues with these buffers, so variances become plain means, unlike in an evaluation of all ranks'
+        # models.
         if self.transport.world_size == 1:
             return
         floats = [buffer for buffer in buffers if buffer.is_floating_point()]
@@ -407,7 +410,7 @@ class LocalSteps(CompressedCommunicator):
             buffer.copy_(outer)
 
     def _buffers(self) -> list[torch.Tensor]:
-        # code may have put other tensors in their places
+        # read again each time, because the model's code may have replaced a buffer with another tensor
         return [getattr(module, name) for module, name in self._buffer_places]
 
     def _own(self) -> list[torch.Tensor]:
@@ -415,13 +418,16 @@ class LocalSteps(CompressedCommunicator):
         return [*weights, *self._buffers()]
 
     def _settle(self) -> None:
-        """Wait until the thread has ended the exchange that is under way; its result is used when it is due."""
+        """Wait until the thread has ended the current exchange; `_end` uses the result when it is due."""
         if self._under_way is not None:
             self._under_way.done.result()
 
 
 def _buffer_places(model: nn.Module) -> list[tuple[nn.Module, str]]:
-    """Return where the buffers are that the model saves; others are constants. A shared one counts once."""
+    """Return the module and name of each buffer in the model's state dict; other buffers are constants.
+
+    A buffer that several modules share is returned once.
+    """
     saved = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
     places: dict[int, tuple[nn.Module, str]] = {}
     for module in model.modules():

@@ -23,15 +23,15 @@ from gradwire.local.options import LocalOptions
 from gradwire.step_guard import parameters_of
 
 OuterOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-"""Makes the optimizer of a fragment's outer copy from its parameters, which have the shapes of those of the model."""
+"""Makes the optimizer of a fragment's outer copy, given the copy's parameters, shaped like those of the model."""
 
 
 def units_of(model: nn.Module) -> list[list[Layer]]:
     """Return the model's trainable parameters by block, in registration order.
 
     A block is a direct child of the model, or of a `Sequential`, a `ModuleList` or a `ModuleDict` in it, such as an
-    embedding, a block of a transformer or a head. A module that only wraps another one, or that contains such a list
-    and is no element of one, is not a block but consists of blocks.
+    embedding, a block of a transformer or a head. A module that only wraps another module is not itself a block but is
+    divided into blocks. So is a module that contains such a list, unless it is an element of one.
     """
     layer_of = {id(layer.weight): layer for layer in layers_of(model)}
     units = []
@@ -76,11 +76,11 @@ def dealt(model: nn.Module, count: int) -> list[list[Layer]]:
 
 
 class Fragment:
-    """Layers that are exchanged together, with their outer copy, which is equal on all ranks.
+    """Layers that are exchanged together, and the outer copy of their parameters, which is equal on all ranks.
 
     Args:
         layers: the layers; their weights are the rank's own (inner) parameters.
-        outer_optimizer: makes the optimizer that moves the outer copy.
+        outer_optimizer: function that makes the optimizer that moves the outer copy.
 
     Attributes:
         layers: the argument.
@@ -88,7 +88,7 @@ class Fragment:
         optimizer: what `outer_optimizer` returned.
 
     Raises:
-        ValueError: `outer_optimizer` does not return an optimizer of exactly these parameters.
+        ValueError: `outer_optimizer` does not return an optimizer of exactly the parameters that it is given.
     """
 
     def __init__(self, layers: Sequence[Layer], outer_optimizer: OuterOptimizer) -> None:
@@ -130,12 +130,12 @@ class Fragment:
         self.outer.copy_(self._inner())
 
     def difference(self) -> torch.Tensor:
-        """Return the outer copy minus the inner parameters, which is a direction of descent, fp32 [elements]."""
+        """Return the outer copy minus the inner parameters, fp32 [elements], to be used like a gradient."""
         inner = self._inner()
         return torch.sub(self.outer, inner, out=inner)
 
     def step(self, mean: torch.Tensor) -> None:
-        """Let the outer optimizer take the mean of all ranks' differences as the gradient of the outer copy.
+        """Make a step of the outer optimizer: the gradient of the outer copy is the mean of all ranks' differences.
 
         Args:
             mean: fp32 [elements], equal on all ranks.
@@ -147,7 +147,7 @@ class Fragment:
 
     @torch.no_grad()
     def adopt(self, alpha: float = 0.0) -> None:
-        """Set the inner parameters to alpha x inner + (1 - alpha) x outer; to outer where inner is not finite."""
+        """Set the inner parameters to alpha * inner + (1 - alpha) * outer, or to outer where inner is not finite."""
         for layer, flat in zip(self.layers, self.split(self.outer), strict=True):
             weight, outer = cast(torch.Tensor, layer.weight), flat.view(layer.shape)
             if alpha == 0:
@@ -166,10 +166,11 @@ class FragmentExchange:
     """The exchange of one fragment.
 
     Attributes:
-        number: exchanges of all fragments that were begun before.
-        mean: the rank's difference, fp32 [elements of the fragment]; holds the mean over ranks once `done` is.
-        buffers: copies of the model's buffers, which become those of all ranks; empty except with the last fragment.
-        done: the exchange's times and layers.
+        number: the number of exchanges, of any fragment, that were begun before this one.
+        mean: this rank's difference, fp32 [elements of the fragment]; once `done` is complete, the mean over ranks.
+        buffers: copies of the model's buffers, which are replaced with values shared by all ranks; empty except with
+            the last fragment.
+        done: completed at the end of the exchange, with its times and layers.
     """
 
     number: int
@@ -178,7 +179,7 @@ class FragmentExchange:
     done: Future[StepReport] = dataclasses.field(default_factory=Future)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the exchange with its result; wait for that."""
+        """Wait for the result of the exchange, and return the exchange with its result."""
         report = self.done.result()
         return {
             "number": self.number,
@@ -190,7 +191,7 @@ class FragmentExchange:
 
     @classmethod
     def of_state(cls, state: dict[str, Any], layers: Sequence[Layer]) -> "FragmentExchange":
-        """Return the exchange that `state_dict` saved; `layers` are those of the model."""
+        """Return the exchange that `state_dict` saved; `layers` are the model's layers."""
         buffers = [buffer.clone() for buffer in state["buffers"]]
         exchange = cls(number=state["number"], mean=state["mean"].clone(), buffers=buffers)
         layer_of = {layer.id: layer for layer in layers}
@@ -200,7 +201,7 @@ class FragmentExchange:
 
 
 def combined(total: Payload, numels: Sequence[int], options: LocalOptions) -> Payload:
-    """Return what stands for the sum of the ranks' messages, so that a division by the number of ranks follows.
+    """Return a sum of the ranks' messages, weighted as the options say; the caller divides it by the number of ranks.
 
     Source: the code of SparseLoCo, which averages every element over the ranks that sent it, and scales down the
     messages of a layer that are longer than the median.
@@ -208,7 +209,7 @@ def combined(total: Payload, numels: Sequence[int], options: LocalOptions) -> Pa
     Args:
         total: the sum over ranks, as `allgather` returns it.
         numels: number of elements of each layer in the messages, in order.
-        options: average and clip.
+        options: the options, of which `average` and `clip` are used.
     """
     if options.average == "ranks" and options.clip == "none":
         return total
@@ -227,9 +228,9 @@ def combined(total: Payload, numels: Sequence[int], options: LocalOptions) -> Pa
 
 
 def _factors(terms: Sequence[Payload], numels: Sequence[int]) -> torch.Tensor:
-    """Return min(1, median over ranks of a layer's norm / norm of the rank), fp64 [ranks, layers].
+    """Return min(1, median of the layer's norms over ranks / the rank's norm of the layer), fp64 [ranks, layers].
 
-    With an even number of ranks, the median is the mean of the two in the middle.
+    With an even number of ranks, the median is the mean of the two middle norms.
     """
     norms = torch.stack([_norms(term.to_dense(), numels) for term in terms])
     median = norms.quantile(0.5, dim=0)

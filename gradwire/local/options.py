@@ -1,4 +1,4 @@
-"""The options of local steps, their presets, and what they cannot be combined with."""
+"""The options of local steps, their presets, and the components that they do not work with."""
 
 import dataclasses
 from typing import Annotated, Any, Literal
@@ -36,23 +36,28 @@ class LocalOptions(Options, name="local"):
     """Options of `gradwire.local.exchange.LocalSteps`; the defaults average the parameters every 30 steps.
 
     Raises:
-        OptionError: fragments that do not divide the steps, a delay beyond their interval, Nesterov momentum of 0, or
-            steps=auto with options that need equal steps.
+        OptionError: the number of fragments does not divide the steps, the delay is not shorter than steps / fragments,
+            nesterov is set without momentum, or steps=auto is combined with options that need equal steps.
     """
 
     presets = PRESETS
 
     steps: Annotated[
         Count | Literal["auto"],
-        Doc("steps of each rank between two exchanges of the same parameter; auto: as many as it makes in `seconds`"),
+        Doc("steps of each rank between two exchanges of a parameter; auto: as many as the rank makes in `seconds`"),
     ] = 30
     seconds: Annotated[
-        float, Gt(0), Le(86400), Doc("with steps=auto, the time that ranks compute between two exchanges, at least")
+        float,
+        Gt(0),
+        Le(86400),
+        Doc("with steps=auto, the shortest time in seconds that ranks compute between two exchanges"),
     ] = 2.0
     outer_lr: Annotated[float, Gt(0), Le(10), Doc("share of the mean difference by which the outer copy moves")] = 1.0
     outer_momentum: Annotated[float, Ge(0), Lt(1), Doc("momentum of the outer copy")] = 0.0
     nesterov: Annotated[bool, Doc("apply Nesterov momentum to the outer copy")] = False
-    start_after: Annotated[CountOrZero, Doc("first steps in which gradients are averaged, uncompressed, as in ddp")] = 0
+    start_after: Annotated[
+        CountOrZero, Doc("first steps, in which ranks average uncompressed gradients, as in ddp")
+    ] = 0
     fragments: Annotated[Count, Doc("parts of the model that are exchanged in turn; they must divide steps")] = 1
     delay: Annotated[CountOrZero, Doc("steps that an exchange may take in the background; below steps / fragments")] = 0
     alpha: Annotated[
@@ -63,7 +68,7 @@ class LocalOptions(Options, name="local"):
         Doc("divide the sum by the number of ranks, or each element by the number of ranks that sent it"),
     ] = "ranks"
     clip: Annotated[
-        Literal["none", "median"], Doc("scale a rank's message of a layer down to the median norm over ranks, or not")
+        Literal["none", "median"], Doc("median: scale a rank's message of a layer down to the median norm over ranks")
     ] = "none"
     decay: Annotated[float, Ge(0), Le(1), Doc("share of the residual that is added to the next difference")] = 1.0
     preset: Annotated[
@@ -72,7 +77,7 @@ class LocalOptions(Options, name="local"):
 
     @property
     def interval(self) -> int:
-        """Return the steps between two exchanges, of whichever fragment; 1 with steps=auto, which has no number."""
+        """Return the number of steps between two exchanges, of any fragments; 1 with steps=auto."""
         return 1 if self.steps == "auto" else self.steps // self.fragments
 
     @override
@@ -117,7 +122,7 @@ class LocalOptions(Options, name="local"):
         ]
 
     def pair_refusals(self, compressor: Compressor, collective: Collective) -> list[Refusal]:
-        """Return why a compressor and a collective cannot exchange differences of parameters with these options."""
+        """Return the reasons why this compressor and collective cannot exchange differences of parameters."""
         name, method, traits = self.component_name, compressor.component_name, compressor.traits
         by_preset = f" (preset={self.preset})" if PRESETS[self.preset].get("decay") == self.decay else ""
         without: dict[str, Any] = {"compressor": "topk"}
@@ -132,8 +137,8 @@ class LocalOptions(Options, name="local"):
             ),
             Refusal(
                 traits.owns_momentum and self.outer_momentum > 0,
-                f"{method} applies momentum before it sends, and outer_momentum={self.outer_momentum:g} of {name} is a "
-                "second one",
+                f"{method} applies momentum before it sends, and outer_momentum={self.outer_momentum:g} of {name} "
+                "would apply it a second time",
                 [without],
             ),
             Refusal(
@@ -171,8 +176,8 @@ class LocalOptions(Options, name="local"):
             ),
             Refusal(
                 self.decay < 1 and collective.keeps_residuals,
-                f"decay={self.decay:g}{by_preset} does not reach the errors of sums that {collective.component_name} "
-                "keeps",
+                f"decay={self.decay:g}{by_preset} does not apply to the residuals of sums that "
+                f"{collective.component_name} keeps",
                 [{"strategy.decay": 1}, {"collective": "allgather"}],
             ),
         ]

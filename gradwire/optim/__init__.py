@@ -1,4 +1,4 @@
-"""Optimizers for your own script; some exchange moments, factors or single bits in place of gradients.
+"""Optimizers for your own script; some exchange moments, factors or single bits instead of gradients.
 
 `Dion`, `DeMo`, `OneBitAdam`, `ZeroOneAdam` and `MaxAdaBelief` take each rank's own gradient, so the model is not in
 DistributedDataParallel:
@@ -10,10 +10,10 @@ DistributedDataParallel:
         optimizer.zero_grad()
     optimizer.close()
 
-`Muon`, `KFAC` and `AdaBelief` take gradients that are averaged already, by DistributedDataParallel with or without
-`gradwire.attach`. Without a process group all of them train alone.
+`Muon`, `KFAC` and `AdaBelief` take gradients that are already averaged, by DistributedDataParallel with or without
+`gradwire.attach`. Without a process group, every optimizer trains on one rank alone.
 
-`examples/train_dion.py` is a complete script. A name is imported when it is first used.
+`examples/train_dion.py` is a complete script. Each name is imported when it is first used.
 """
 
 from typing import TYPE_CHECKING

@@ -35,12 +35,12 @@ class Rule:
     Attributes:
         beta1, beta2: decay rates of the running mean and of the running variance of gradients, in (0, 1).
         eps: added to the divisor.
-        eps_in_variance: eps is also added to the variance itself in every step.
+        eps_in_variance: True if eps is also added to the variance itself in every step.
         max_of: the variance whose square root divides each step: the largest so far ("running"), the larger of the last
             two ("previous"), or the last one (None).
-        max_over_corrected: compare variances after their bias correction instead of before.
-        keeps_exchanged: keep the maximum that `exchange` has combined over ranks as the one that the next step compares
-            with, instead of this rank's own maximum.
+        max_over_corrected: True to compare variances after their bias correction; False to compare them before.
+        keeps_exchanged: the next step compares its variance with the maximum that `exchange` has combined over ranks,
+            instead of with this rank's own maximum.
     """
 
     beta1: float
@@ -71,8 +71,8 @@ def belief_update(
         g: the gradients.
         m: running mean of the gradients, updated in place.
         s: running variance of the gradients (mean square of g - m), updated in place.
-        smax: largest or last variance, according to `rule.max_of`, updated in place; unused if that is None.
-        t: number of this step, from 1.
+        smax: largest or last variance, according to `rule.max_of`, updated in place; unused if `rule.max_of` is None.
+        t: number of this step, counted from 1.
         lr: learning rate.
         rule: the variant of AdaBelief.
         exchange: combines bias-corrected means and maxima over ranks, in place; None if ranks exchange nothing.
@@ -108,7 +108,7 @@ def _blocks(*lists: TensorList) -> Iterator[tuple[TensorList, ...]]:
 
 
 def _observe(g: TensorList, m: TensorList, s: TensorList, smax: TensorList, t: int, rule: Rule) -> TensorList:
-    """Update m, s and smax in place, and return the variances by whose square roots the step divides."""
+    """Update m, s and smax in place, and return the variances; the step divides by their square roots."""
     torch._foreach_lerp_(m, g, 1 - rule.beta1)
     deviation = torch._foreach_sub(g, m)
     torch._foreach_mul_(s, rule.beta2)
@@ -138,20 +138,20 @@ def _descend(theta: TensorList, means: TensorList, largest: TensorList, t: int, 
     torch._foreach_add_(divisor, rule.eps * root)
     if rule.eps * root < torch.finfo(divisor[0].dtype).tiny:
         for part in divisor:
-            part.masked_fill_(part == 0, math.inf)  # makes 0 / 0 = 0: no step where all gradients were zero
+            part.masked_fill_(part == 0, math.inf)  # so that 0 / 0 becomes 0: no step where all gradients were zero
     torch._foreach_addcdiv_(theta, means, divisor, -step_size * root)
 
 
 class Belief(BoundOptimizer):
-    """Run AdaBelief, in the variant `rule`, as a torch optimizer.
+    """A torch optimizer that runs the variant `rule` of AdaBelief.
 
     The function `belief_update` makes the whole step, so that another implementation (for example a SYCL kernel) can
-    replace it. The state of a parameter has its shape and is fp32 for 16-bit parameters; with an exchange it differs
-    between ranks.
+    replace it. The state of a parameter has the parameter's shape, and is fp32 for 16-bit parameters. If ranks exchange
+    moments, the state differs between ranks.
 
     Args:
-        parameters: the parameters to update, or groups of them. Those without a gradient are skipped; if moments are
-            exchanged their gradients count as zeros, because all ranks must exchange the same tensors.
+        parameters: the parameters to update, or groups of them. A parameter without a gradient is skipped. If moments
+            are exchanged, its gradient counts as zeros instead, because all ranks must exchange the same tensors.
         lr: the learning rate.
         rule: the variant of AdaBelief.
         exchange: combines bias-corrected means and maxima over ranks, in place; None if ranks exchange nothing.
@@ -181,7 +181,7 @@ class Belief(BoundOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         parameters = list(itertools.chain.from_iterable(group["params"] for group in self.param_groups))
-        for index, saved in state_dict["state"].items():  # undo torch's cast to the parameter's type
+        for index, saved in state_dict["state"].items():  # undoes torch's cast to the parameter's type
             for name in self._names:
                 self.state[parameters[index]][name] = saved[name].to(parameters[index].device, copy=True)
 
@@ -213,7 +213,7 @@ class AdaBeliefOptions(Options, name="adabelief"):
     Source: Zhuang et al., "AdaBelief optimizer: adapting stepsizes by the belief in observed gradients" (NeurIPS 2020),
     algorithm 1, and the published package (adabelief-pytorch 0.2.1) with rectify=False and no weight decay.
 
-    Build AdaBelief as published: eps is added to the variance in every step, up to eps / (1 - beta2) in all.
+    As published, eps is added to the variance in every step, which adds up to at most eps / (1 - beta2).
     """
 
     default_lr: ClassVar[float] = 0.001
@@ -234,10 +234,11 @@ class AdaBeliefOptions(Options, name="adabelief"):
 class MaxAdaBeliefOptions(AdaBeliefOptions, name="max_adabelief"):
     """Max-AdaBelief: AdaBelief that divides by the largest variance so far; ranks exchange moments, not gradients.
 
-    Source: a patent application of 2022 on training over CXL, paragraphs 12 and 74-78; where it leaves the arithmetic
-    open, AdaBelief as published (Zhuang et al., NeurIPS 2020; adabelief-pytorch 0.2.1, amsgrad=True, rectify=False).
+    Source: a patent application of 2022 on training over CXL, paragraphs 12 and 74-78; where the application leaves the
+    arithmetic open, AdaBelief as published (Zhuang et al., NeurIPS 2020; adabelief-pytorch 0.2.1, amsgrad=True,
+    rectify=False).
 
-    Keep mean m, variance s and maximum of each rank's own gradients, and step with their averages over ranks.
+    Each rank keeps mean m, variance s and the maximum of s for its own gradients; steps use their averages over ranks.
 
     Per step and rank i: m_i and s_i come from the rank's gradient; M combines the ranks' m_i / (1 - beta1^t); smax_i =
     max(smax_i, s_i); S combines the ranks' smax_i; theta -= lr M / (sqrt(S / (1 - beta2^t)) + eps).
@@ -252,9 +253,9 @@ class MaxAdaBeliefOptions(AdaBeliefOptions, name="max_adabelief"):
         - reduce=sum, the literal all-reduce, makes every step sqrt(ranks) times as long as reduce=mean.
         - The source describes two maxima: paragraphs 12 and 76 keep the maximum of all steps (running); paragraph 78
           takes the larger of s_t and s_(t-1) (previous), which can decrease.
-        - Even with max_of=running the divisor can decrease: with max_over=raw, sqrt(smax / (1 - beta2^t)) does, because
-          of the bias correction. With max_over=corrected it cannot; then sqrt(S) / lr never decreases as long as lr
-          does not rise, as it does during a warm-up.
+        - Even with max_of=running the divisor can decrease: with max_over=raw, sqrt(smax / (1 - beta2^t)) can decrease
+          because of the bias correction. With max_over=corrected the divisor cannot decrease, so sqrt(S) / lr does not
+          decrease either, unless lr rises, as in a warm-up.
 
     Raises:
         OptionError: mode=gradient with `reduce` or `recursion`, or recursion=merged with reduce=sum or max_of=previous.
@@ -264,20 +265,24 @@ class MaxAdaBeliefOptions(AdaBeliefOptions, name="max_adabelief"):
         Literal["moments", "gradient"], Doc("moments: ranks exchange M and S; gradient: they average gradients")
     ] = "moments"
     reduce: Annotated[
-        Literal["mean", "sum", "s_max"], Doc("how ranks combine M and S: by means, sums, or M by mean and S by maximum")
+        Literal["mean", "sum", "s_max"],
+        Doc("how ranks combine M and S: means, sums, or (s_max) the mean of M and maximum of S"),
     ] = "mean"
     recursion: Annotated[
-        Literal["local", "merged"], Doc("the next maximum is taken over this rank's last one, or over S")
+        Literal["local", "merged"],
+        Doc("the next maximum starts from this rank's last maximum (local) or from S (merged)"),
     ] = "local"
     max_over: Annotated[
-        Literal["raw", "corrected"], Doc("compare variances before their bias correction, as published, or after")
+        Literal["raw", "corrected"],
+        Doc("compare variances before their bias correction (raw, as published) or after it"),
     ] = "raw"
     eps_mode: Annotated[
         Literal["paper", "outside"],
-        Doc("paper: eps is also added to the variance in every step; outside: only to the divisor"),
+        Doc("paper: eps is added to the divisor and, in every step, to the variance; outside: only to the divisor"),
     ] = "paper"
     max_of: Annotated[
-        Literal["running", "previous"], Doc("the maximum of all steps, or the larger of the last two variances")
+        Literal["running", "previous"],
+        Doc("divide by the largest variance of all steps (running), or of the last two (previous)"),
     ] = "running"
 
     def __post_init__(self) -> None:
@@ -301,7 +306,7 @@ class MaxAdaBeliefOptions(AdaBeliefOptions, name="max_adabelief"):
         )
 
     def refusals(self, compressor: Compressor, collective: Collective) -> list[Refusal]:
-        """Return what these options cannot be combined with."""
+        """Return refusals of components that these options do not work with."""
         has_moments = self.mode == "moments"
         return [
             dense_refusal(f"{self.component_name} sends uncompressed tensors", collective, applies=has_moments),
@@ -326,7 +331,7 @@ class MaxAdaBeliefOptions(AdaBeliefOptions, name="max_adabelief"):
 
 
 class AdaBelief(Belief):
-    """AdaBelief for all parameters; gradients must be averaged over ranks already.
+    """AdaBelief for all parameters; gradients must already be averaged over ranks.
 
     Args:
         model: the network, its parameters, or groups of parameters.
@@ -343,9 +348,9 @@ class AdaBelief(Belief):
 
 
 class MaxAdaBelief(Belief):
-    """Max-AdaBelief for all parameters; ranks average moments, and no wrapper averages gradients.
+    """Max-AdaBelief for all parameters; ranks average moments, and gradients must not be averaged.
 
-    With mode="gradient" nothing is exchanged, and gradients must be averaged over ranks already.
+    With mode="gradient" nothing is exchanged, and gradients must already be averaged over ranks.
 
     Args:
         model: the network, the same on all ranks, or its parameters.
@@ -354,7 +359,7 @@ class MaxAdaBelief(Belief):
         collective: sums what ranks send; a spec such as "ring", or an instance.
         group: process group of the ranks; None for the default group.
         timeout_s: longest wait for any one message, in seconds.
-        communicator: takes the place of the four before; the caller closes it.
+        communicator: replaces `compressor`, `collective`, `group` and `timeout_s`; the caller closes it.
         options: `MaxAdaBeliefOptions`.
 
     Raises:

@@ -1,6 +1,7 @@
-"""`BoundOptimizer`: a torch optimizer that may exchange something itself, in `bench` and in a script of your own.
+"""`BoundOptimizer`: a torch optimizer that may itself exchange data between ranks, in `bench` or in your own script.
 
-`FlatOptimizer` is the base of those that encode what they exchange themselves, and keep their state as flat vectors.
+`FlatOptimizer` is the base of the optimizers that encode their messages themselves and keep their state as flat
+vectors.
 """
 
 import abc
@@ -35,14 +36,14 @@ Trained = nn.Module | Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]
 
 
 class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
-    """A torch optimizer, with what a training loop may ask of one that exchanges something itself.
+    """A torch optimizer that may itself exchange data, with the methods that a training loop then needs.
 
-    A communicator that is given belongs to the caller, who starts and finishes its steps. With one that the optimizer
-    opened, `step` does so. If it takes each rank's own gradients, it changes nothing on any rank in a step in which a
-    gradient of some rank is not finite.
+    If the caller gives a communicator, the caller also starts and finishes the communicator's steps. If the optimizer
+    opened the communicator, `step` does this. If the optimizer takes each rank's own gradients and the gradient of any
+    rank is not finite, the step changes nothing on any rank.
 
     Attributes:
-        communicator: carries what ranks exchange in `step`; None if they exchange nothing.
+        communicator: sends and receives what ranks exchange in `step`; None if ranks exchange nothing.
         keeps_gradients: True if `step` takes this rank's own gradients, not their mean over ranks.
     """
 
@@ -52,7 +53,7 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
 
     @abc.abstractmethod
     def update(self) -> None:
-        """Exchange what the method exchanges, and update the parameters; every rank must call this method."""
+        """Exchange this optimizer's data, and update the parameters; every rank must call this method."""
 
     @override
     @torch.no_grad()
@@ -67,17 +68,17 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
 
     @property
     def residual_nbytes(self) -> int:
-        """Return the bytes of what this rank has not sent yet."""
+        """Return the bytes of memory for what this rank has not sent yet."""
         return 0
 
     def show_shared(self) -> None:
-        """Set the parameters to those after the last exchange, which all ranks share, to evaluate or save them."""
+        """Set the parameters to their values after the last exchange, equal on all ranks, to evaluate or save them."""
 
     def show_own(self) -> None:
-        """Set the parameters to this rank's own, with its steps since the last exchange, to train on."""
+        """Set the parameters to this rank's own values, with its steps since the last exchange, to train on."""
 
     def go_to(self, step: int) -> None:
-        """Go on as if `step` steps were done, to measure times; the state may not be that of a training."""
+        """Continue as if `step` steps had been made, to measure times; the state may not be that of a real training."""
 
     def close(self) -> None:
         """Close the communicator that this optimizer opened, if there is one; every rank must call this method."""
@@ -86,7 +87,7 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, which may differ between ranks: save that of every rank."""
+        """Return the state; every rank must save its own, because the state may differ between ranks."""
         if self._opened is None:
             return super().state_dict()
         return super().state_dict() | {"communicator": self._opened.state_dict()}
@@ -116,12 +117,12 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
             collective: an instance, or a spec such as "ring".
             group: process group of the ranks; None for the default group, or for one rank if there is no group.
             timeout_s: longest wait for any one message, in seconds.
-            table: returns what the optimizer cannot be combined with.
+            table: returns refusals of components with which the optimizer does not work.
 
         Raises:
             OptionError: a spec names no component, or components do not work together.
-            ValueError: the network is in DDP, which would average gradients as well; the compressor is a hook of DDP or
-                applies momentum itself.
+            ValueError: the network is in DDP, although the optimizer needs each rank's own gradients; the compressor is
+                a hook of DDP or applies momentum itself.
         """
         compressor, collective = build_components(compressor, collective)
         if self.keeps_gradients and isinstance(network, DistributedDataParallel):
@@ -146,7 +147,7 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
         return self._opened
 
     def _start_step(self, communicator: CompressedCommunicator) -> bool:
-        """Begin a step, and return True if all ranks can make it."""
+        """Begin a step, and return True if all ranks can make this step."""
         guard = communicator.guard
         communicator.start_step(communicator.step_of(guard.index, None, seed=0))
         guard.index += 1
@@ -158,10 +159,10 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
 
 
 def network_of(trained: Trained) -> nn.Module:
-    """Return the model, or a module with the parameters if only these are given.
+    """Return the model, or a module that contains the parameters if only parameters are given.
 
     Raises:
-        ValueError: it is neither a model nor parameters, for example groups of parameters.
+        ValueError: `trained` is neither a model nor parameters; for example, it is groups of parameters.
     """
     if isinstance(trained, nn.Module):
         return trained
@@ -172,13 +173,13 @@ def network_of(trained: Trained) -> nn.Module:
 
 
 def dense_refusal(what: str, collective: Collective, *, applies: bool = True) -> Refusal:
-    """Return the refusal of a collective that cannot sum uncompressed tensors, which `what` says are sent."""
+    """Return the refusal of a collective that cannot sum uncompressed tensors; `what` says who sends them."""
     reason = incompatibility(collective.check_compatible, Dense)
     return Refusal(applies and reason is not None, f"{what} (Dense payloads): {reason}", [{"collective": "native"}])
 
 
 def weight_of(layer: Layer) -> nn.Parameter:
-    """Return the parameter that a layer of a model stands for."""
+    """Return a layer's `weight`, as a parameter."""
     return cast(nn.Parameter, layer.weight)
 
 
@@ -186,21 +187,21 @@ class FlatOptimizer(BoundOptimizer):
     """A torch optimizer whose state consists of vectors over all parameters, laid end to end in fp32.
 
     Args:
-        model: the network, the same on all ranks, or its parameters; one without a gradient counts as if its gradient
-            were zero, because all ranks must exchange the same tensors.
+        model: the network, the same on all ranks, or its parameters. A parameter without a gradient counts as if its
+            gradient were zero, because all ranks must exchange the same tensors.
         lr: the learning rate.
-        table: returns what the optimizer cannot be combined with.
+        table: returns refusals of components with which the optimizer does not work.
         collective: sums what ranks send; a spec or an instance.
         group: process group of the ranks; None for the default group.
         timeout_s: longest wait for any one message, in seconds.
-        communicator: takes the place of the three before; the caller closes it.
+        communicator: replaces `collective`, `group` and `timeout_s`; the caller closes it.
 
     Attributes:
-        parameters: the parameters, in the order of the communicator's layers.
+        parameters: the trainable parameters, in the order of the communicator's layers.
         numels: number of elements of each parameter.
         transport: the communicator's transport.
-        memory: the vectors that a checkpoint must hold, by name.
-        counts: the numbers that a checkpoint must hold, by name.
+        memory: the vectors that a checkpoint must contain, by name.
+        counts: the numbers that a checkpoint must contain, by name.
     """
 
     communicator: CompressedCommunicator
@@ -227,7 +228,7 @@ class FlatOptimizer(BoundOptimizer):
 
     @abc.abstractmethod
     def descend(self, gradient: torch.Tensor, lr: float) -> None:
-        """Exchange what the method exchanges, and update the parameters; every rank must call this method.
+        """Exchange this optimizer's data, and update the parameters; every rank must call this method.
 
         Args:
             gradient: this rank's gradients, fp32 [elements of all parameters]; may be overwritten.
@@ -244,7 +245,7 @@ class FlatOptimizer(BoundOptimizer):
         return torch.zeros(sum(self.numels), device=self.parameters[0].device)
 
     def encoded(self, payloads: Sequence[Payload], seconds: float) -> list[EncodedLayer]:
-        """Return the entries of a step report for payloads, one per parameter, that took `seconds` to encode."""
+        """Return the entries of a step report for these payloads, one per parameter; encoding them took `seconds`."""
         return [
             EncodedLayer(
                 layer=layer,
@@ -274,13 +275,13 @@ def flat_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def add_flat_(tensors: Sequence[torch.Tensor], update: torch.Tensor, factor: float) -> None:
-    """Add factor * update, [elements of all tensors], to tensors that `update` holds laid end to end."""
+    """Add factor * update to the tensors; `update` [elements of all tensors] lists their elements end to end."""
     for tensor, part in zip(tensors, update.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.add_(part.view(tensor.shape), alpha=factor)
 
 
 def compressor_refusal(name: str, compressor: Compressor) -> Refusal:
-    """Return the refusal of a compressor for an optimizer that encodes what it sends itself."""
+    """Return the refusal of a compressor for an optimizer that encodes its messages itself."""
     return Refusal(
         not isinstance(compressor, NoCompression),
         f"{name} encodes what it sends itself, so {compressor.component_name} would have nothing to compress",

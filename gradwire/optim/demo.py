@@ -37,14 +37,14 @@ def dct_matrix(size: int, device: torch.device) -> torch.Tensor:
 
 
 class Tiles:
-    """The rectangular chunks of one parameter, whose sides are the largest divisors of its own up to a limit.
+    """The chunks of one parameter: rectangles with the largest sides, up to `limit`, that divide the parameter's sides.
 
     A vector is one row. The filters of a convolution are rows of the matrix [outputs, all other dimensions].
 
     Args:
         shape: the parameter's shape.
         limit: the longest side.
-        transform: "dct" to turn every chunk into its frequencies; "none" to leave it as it is.
+        transform: "dct" to transform every chunk into its frequencies; "none" to leave chunks unchanged.
 
     Attributes:
         numel: number of elements of a chunk.
@@ -89,12 +89,12 @@ def demo_update(
     lr_inside: bool = True,
     weight_decay: float = 0.0,
 ) -> None:
-    """Update all parameters once: M = beta M + lr G; Q = extract(M), which leaves M - Q; X -= lr sign(mean of Q).
+    """Update all parameters once: M = beta M + lr G; take Q = extract(M) out of M; X -= lr sign(mean of Q over ranks).
 
     Args:
         X: the parameters, of any shape, updated in place.
         G: this rank's gradients, laid end to end, fp32 [elements of all parameters].
-        M: this rank's momentum, fp32 of the same shape, updated in place; it keeps what was not sent.
+        M: this rank's momentum, fp32 of the same shape, updated in place; afterwards it contains what was not sent.
         lr: the learning rate.
         beta: share of the momentum that a step keeps.
         extract_: takes the largest frequencies out of M, in place, and returns their mean over ranks, shaped like M.
@@ -114,13 +114,13 @@ class DeMoOptions(Options, name="demo"):
 
     Source: Peng, Quesnelle, Kingma, "DeMo: Decoupled Momentum Optimization" (arXiv:2411.19870), and its repository
     (bloc97/DeMo, demo.py).
-    Differs: indices and values are packed (12 + 32 bits for the default chunk, not 64 + 32); the sum over ranks has a
-    fixed order; tensors of more than two dimensions count as matrices [first, rest].
+    Differs: indices and values are packed (12 + 32 bits for the default chunk, instead of 64 + 32); the sum over ranks
+    has a fixed order; tensors of more than two dimensions count as matrices [first, rest].
 
     Each rank adds its own gradient, times the learning rate, to its decaying momentum. It cuts every parameter into
-    chunks of at most chunk x chunk elements, sends the k largest frequencies (DCT-II) of each, and subtracts them from
-    its momentum. All ranks step by the learning rate along the sign of the mean frequencies, transformed back. The mean
-    of a frequency is over the ranks that sent it.
+    chunks of at most chunk x chunk elements, sends the k largest frequencies (DCT-II) of each chunk, and subtracts them
+    from its momentum. All ranks average the frequencies, transform the means back, and step by the learning rate along
+    their sign. The mean of a frequency is taken over the ranks that sent it.
 
     Bytes: (n-1) times the bundle of one GroupSparse payload per layer: 24 + z v + min(ceil(z b / 8), ceil(m / 8)) for
     m elements in chunks of s, with z = k m / s values of v bytes and b = ceil(log2 s). For chunks of 64 x 64 and k = 32
@@ -143,7 +143,7 @@ class DeMoOptions(Options, name="demo"):
     weight_decay: Annotated[PositiveOrZero, Doc("share of the weight removed per step, times lr")] = 0.0
 
     def refusals(self, compressor: Compressor, collective: Collective) -> list[Refusal]:
-        """Return what these options cannot be combined with."""
+        """Return refusals of components that these options do not work with."""
         return [
             compressor_refusal(self.component_name, compressor),
             Refusal(
@@ -156,21 +156,21 @@ class DeMoOptions(Options, name="demo"):
 
 
 class DeMo(FlatOptimizer):
-    """DeMo for all parameters; the momentum of each rank keeps what it has not sent, and no wrapper averages gradients.
+    """DeMo for all parameters; each rank's momentum keeps what was not sent, and gradients must not be averaged.
 
     The state is the vector "momentum" in `memory`, fp32 [elements of all parameters], which differs between ranks.
 
     Args:
         model: the network, the same on all ranks, or its parameters.
         lr: the learning rate.
-        collective: `allgather` gives each rank all messages; no other does.
+        collective: must be `allgather`, because only `allgather` gives each rank all messages.
         group: process group of the ranks; None for the default group.
         timeout_s: longest wait for any one message, in seconds.
-        communicator: takes the place of the three before; the caller closes it.
+        communicator: replaces `collective`, `group` and `timeout_s`; the caller closes it.
         options: `DeMoOptions`.
 
     Raises:
-        OptionError: an option is unknown or out of range, or the collective does not work.
+        OptionError: an option is unknown or out of range, or the collective does not work with DeMo.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class DeMo(FlatOptimizer):
         return self.memory["momentum"].nbytes
 
     def _extract_(self, momentum: torch.Tensor) -> torch.Tensor:
-        """Take the largest frequencies out of the momentum, and return the elements of their mean over ranks."""
+        """Take the largest frequencies out of the momentum; return their mean over ranks, transformed back."""
         with self.communicator.exchanging() as report:
             started = time.perf_counter()
             payloads = [
@@ -248,7 +248,7 @@ def mean_over_senders(terms: Sequence[Payload], numels: Sequence[int]) -> torch.
         numels: number of elements of each layer.
 
     Raises:
-        PayloadError: a message holds something else.
+        PayloadError: a message contains other payloads.
     """
     if any([(type(part), part.numel) for part in leaves(term)] != [(GroupSparse, n) for n in numels] for term in terms):
         raise PayloadError("a rank sent other payloads than one GroupSparse per layer")

@@ -2,9 +2,9 @@
 
 Source: Ahn et al., "Dion: Distributed orthonormalized updates" (2025, arXiv:2504.05295), algorithm 2, and
 microsoft/dion on GitHub.
-Differs: rank_fraction is 0.25 instead of 1, with which as much is sent as without compression; P is orthonormalised by
-QR with a positive diagonal of R, instead of a randomised Cholesky QR, so that all ranks get the same signs;
-convolutions are matrices [out, in * kernel].
+Differs: rank_fraction is 0.25 instead of 1, because a fraction of 1 sends as much as no compression; P is
+orthonormalised by QR with a positive diagonal of R, instead of a randomised Cholesky QR, so that all ranks get the same
+signs; convolutions are matrices [out, in * kernel].
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from gradwire.optim.matrices import MatrixOptimizer, MatrixOptions, descend_, ro
 def orthonormal(matrix: torch.Tensor) -> torch.Tensor:
     """Return the Q of the QR decomposition whose R has a positive diagonal, computed in fp32 or more.
 
-    The signs of other decompositions differ between machines. A matrix of zeros gives zeros.
+    The signs of other decompositions could differ between machines. A matrix of zeros gives zeros.
 
     Args:
         matrix: [rows, columns], with at least as many rows as columns.
@@ -52,7 +52,7 @@ def dion_update(
     weight_decay: float = 0.0,
     mean_: Callable[[Sequence[torch.Tensor]], None] = lambda tensors: None,
 ) -> None:
-    """Update matrices once; algorithm 2 of the paper, for all matrices of a network at a time.
+    """Update matrices once, by algorithm 2 of the paper, for all matrices of a network together.
 
     For each matrix, transposed if it has more columns than rows: M += G; P = orthonormal(mean of M Q over ranks);
     W = mean of M^T P over ranks; M -= (1 - mu) P W^T; Q = W with columns of length 1;
@@ -60,13 +60,13 @@ def dion_update(
 
     Args:
         X: the weights, each [out, ...], updated in place; the rows are those of a matrix [out, rest].
-        G: this rank's gradients of them, each [out, ...].
-        M: this rank's momenta, each [out, rest], updated in place; they keep what was not sent.
+        G: this rank's gradients of the weights, each [out, ...].
+        M: this rank's momenta, each [out, rest], updated in place; afterwards they contain what was not sent.
         Q: the bases, each [min(out, rest), rank], equal on all ranks, updated in place.
         lr: the learning rate.
         mu: share of the momentum along P that a step keeps.
         weight_decay: share of X removed per step, times lr.
-        mean_: replaces tensors, one per matrix, with their means over ranks, in place; called twice.
+        mean_: function that replaces tensors, one per matrix, with their means over ranks, in place; called twice.
     """
     for m, g in zip(M, G, strict=True):
         m.add_(g.flatten(1))
@@ -85,19 +85,19 @@ def dion_update(
 
 @dataclasses.dataclass(kw_only=True)
 class DionOptions(MatrixOptions, name="dion"):
-    """Update hidden matrices by Dion, and embeddings, the output layer and vectors by AdamW.
+    """Updates hidden matrices by Dion, and embeddings, the output layer and vectors by AdamW.
 
-    Hidden matrices are chosen as by muon. Every rank keeps a momentum M of its own gradients. Per step, matrix [m, n]
-    with m >= n (others are transposed) and rank k = ceil(rank_fraction n):
+    Hidden matrices are those that muon would update. Every rank keeps a momentum M of its own gradients. In each step,
+    for a matrix [m, n] with m >= n (other matrices are transposed) and rank k = ceil(rank_fraction n):
 
     M += gradient; P = orthonormal(mean over ranks of M Q); W = mean over ranks of M^T P; M -= (1 - momentum) P W^T;
     Q = W with columns of length 1; weight -= lr sqrt(out / in) P Q^T.
 
     What was not sent stays in M (error feedback), and the mean of M over ranks is the M that the mean gradient would
-    give. Other parameters, and matrices for which (m + n) k >= m n, exchange gradients uncompressed.
+    give. For other parameters, and for matrices with (m + n) k >= m n, ranks exchange uncompressed gradients.
 
-    Bytes: 4 (m + n) k per matrix, 4 per element of all else, in two exchanges, of which the second needs the first's
-    result; with compressor bf16 half of that.
+    Bytes: 4 (m + n) k per matrix, 4 per element of all other parameters, in two exchanges; the second needs the result
+    of the first. With compressor bf16, half of these bytes.
     """
 
     weight_decay: Annotated[PositiveOrZero, Doc("share of a matrix removed per step, times lr")] = 0.01
@@ -106,7 +106,7 @@ class DionOptions(MatrixOptions, name="dion"):
     ] = 0.25
 
     def refusals(self, compressor: Compressor, collective: Collective) -> list[Refusal]:
-        """Return what these options cannot be combined with."""
+        """Return refusals of components that these options do not work with."""
         name, method = self.component_name, compressor.component_name
         is_bf16 = isinstance(compressor, Bf16)
         return [
@@ -132,7 +132,7 @@ class DionOptions(MatrixOptions, name="dion"):
     def rank_of(self, rows: int, columns: int) -> int:
         """Return the rank of the factors of a matrix."""
         exact = self.rank_fraction * min(rows, columns)
-        return max(1, math.ceil(exact - 1e-9))  # 0.07 * 100 is a little more than 7
+        return max(1, math.ceil(exact - 1e-9))  # because 0.07 * 100 is a little more than 7
 
     def compresses(self, rows: int, columns: int) -> bool:
         """Return True if ranks exchange factors of a matrix, False if they exchange its gradient."""
@@ -140,20 +140,22 @@ class DionOptions(MatrixOptions, name="dion"):
 
 
 class Dion(MatrixOptimizer):
-    """Dion for hidden matrices, AdamW for all other parameters, whose gradients it averages; no wrapper averages any.
+    """Dion for hidden matrices, AdamW for all other parameters; gradients must not be averaged before.
+
+    Dion itself averages the gradients that AdamW uses.
 
     The state of a matrix is its momentum M [out, rest], which differs between ranks, and the basis Q [columns, rank],
-    where columns is the smaller of out and rest; both have the weight's dtype.
+    where columns is the smaller of out and rest. Both have the weight's dtype.
 
     Args:
-        model: the network, the same on all ranks; or only its parameters, of which those with two or more dimensions
-            are hidden matrices.
+        model: the network, the same on all ranks; or only its parameters, where every parameter with two or more
+            dimensions counts as a hidden matrix.
         lr: the learning rate of matrices, before any schedule.
         compressor: "none", or "bf16" to send everything in 16 bits; a spec or an instance.
         collective: averages what ranks send; a spec such as "ring", or an instance.
         group: process group of the ranks; None for the default group.
         timeout_s: longest wait for any one message, in seconds.
-        communicator: takes the place of the four before; the caller closes it.
+        communicator: replaces `compressor`, `collective`, `group` and `timeout_s`; the caller closes it.
         options: `DionOptions`.
 
     Raises:
@@ -228,7 +230,7 @@ class Dion(MatrixOptimizer):
         )
 
     def _mean_(self, tensors: Sequence[torch.Tensor], layers: Sequence[Layer]) -> None:
-        """Replace tensors, one of each of these layers, with their means over ranks."""
+        """Replace tensors, one for each of these layers, with their means over ranks."""
         if not tensors:
             return
         sent = [tensor.bfloat16() for tensor in tensors] if self._sends_bf16 else tensors

@@ -1,9 +1,9 @@
-"""K-FAC: gradients times the inverse of an approximate curvature, before any other optimizer.
+"""K-FAC: multiplies gradients by the inverse of an approximate curvature, in front of any other optimizer.
 
 The curvature of a linear or convolution layer is approximated by a Kronecker product of two small symmetric matrices:
-the second moments A of its inputs and G of its output gradients. Gradients of other parameters are not changed. Besides
-gradients, ranks exchange these factors: half of each symmetric matrix is enough, and one rank's Cholesky factorisation
-serves all ranks.
+the second moments A of the layer's inputs and G of its output gradients. Gradients of other parameters are not changed.
+Besides gradients, ranks exchange the matrices A and G: sending half of each symmetric matrix is enough, and only one
+rank needs to compute a matrix's Cholesky factor, which it sends to all ranks.
 
 Source: Martens, Grosse 2015 (linear) and Grosse, Martens 2016 (convolution); formulas and defaults of kfac-pytorch
 (Pauloski et al. 2021).
@@ -38,14 +38,14 @@ def kfac_update(
     kl_clip: float | None,
     mean: Callable[[float], float] = lambda change: change,
 ) -> list[torch.Tensor]:
-    """Return each layer's preconditioned gradient B^-1 G A^-1, [out, in], all shortened alike.
+    """Return each layer's preconditioned gradient B^-1 G A^-1, [out, in], all scaled by the same factor, at most 1.
 
     Args:
         G: each layer's gradient, [out, in].
         factors: for each layer the Cholesky factors of A [in, in] and of B [out, out], in this order.
         lr: learning rate of the step.
-        kl_clip: bound of the mean of `predicted_change`; None: unbounded.
-        mean: averages `predicted_change` over ranks, if they have different gradients.
+        kl_clip: upper bound of the mean of `predicted_change`; None: no bound.
+        mean: averages `predicted_change` over ranks, if ranks have different gradients.
     """
     changed = [preconditioned(g, *factors[2 * index : 2 * index + 2]) for index, g in enumerate(G)]
     if kl_clip is None:
@@ -82,7 +82,7 @@ def kl_scale(change: float, bound: float) -> float:
 
     Args:
         change: the result of `predicted_change` for unscaled gradients, at least 0.
-        bound: largest result after scaling.
+        bound: largest allowed `predicted_change` of the scaled gradients.
     """
     return min(1.0, math.sqrt(bound / change)) if change else 1.0
 
@@ -93,33 +93,34 @@ _KINDS: dict[MatrixForm, type[Payload]] = {"triangle": Triangle, "cholesky": Cho
 
 @dataclasses.dataclass(kw_only=True)
 class KfacOptions(Options, name="kfac"):
-    """How K-FAC approximates the curvature, and in which form ranks exchange its factors.
+    """Options: how K-FAC approximates the curvature, and in which form ranks exchange its matrices.
 
-    Bytes: per update and d x d factor with values of v bytes, transfer=triangle sums v d (d + 1) / 2 bytes over ranks
-    and broadcasts as many. transfer=dense sums v d^2 bytes, transfer=cholesky 24 + v d (d + 1) / 2; with both, every
-    rank then factors all matrices. With `ring`, which merges factors by QR, cholesky halves the bytes of dense for any
-    number of ranks. With `allgather` each of n ranks sends its factor n - 1 times: half the bytes of a dense ring for
-    two ranks, as many for four, more for larger n.
+    Bytes: in each update, for each d x d matrix with values of v bytes, transfer=triangle sums v d (d + 1) / 2 bytes
+    over ranks, and then broadcasts the same number of bytes. transfer=dense sums v d^2 bytes, transfer=cholesky 24 + v
+    d (d + 1) / 2; in both forms, every rank then factors all matrices. With `ring`, which merges factors by QR,
+    cholesky halves the bytes of dense for any number of ranks. With `allgather` each of n ranks sends its factor n - 1
+    times: this is half the bytes of a dense ring for two ranks, the same for four ranks, and more for larger n.
 
     An inner optimizer that exchanges moments instead of gradients (max_adabelief) steps on every rank's own gradient,
-    preconditioned with the factors that all ranks share. `kl_clip` then bounds the mean over ranks of their predicted
-    changes, which is at least that of the mean gradient; all ranks shorten their steps by the same factor.
+    preconditioned with the factors that all ranks share. `kl_clip` then bounds the mean of the ranks' predicted
+    changes, which is at least the predicted change of the mean gradient; all ranks shorten their steps by the same
+    factor.
     """
 
     update_every: Annotated[Count, Doc("steps between updates of the factors")] = 10
     damping: Annotated[Positive, Doc("added to the diagonal of both factors")] = 0.003
     decay: Annotated[float, Ge(0), Lt(1), Doc("share of the running averages that an update keeps")] = 0.95
     kl_clip: Annotated[
-        float | None, Gt(0), Le(1e12), Doc("bound of lr^2 gradient * preconditioned gradient; none: unbounded")
+        float | None, Gt(0), Le(1e12), Doc("upper bound of lr^2 gradient * preconditioned gradient; none: no bound")
     ] = 0.001
     transfer: Annotated[
         MatrixForm,
-        Doc("form in which factors are sent: triangle (one rank factors each sum), cholesky (one per rank), dense"),
+        Doc("form in which ranks send A and G: triangle (half of each), cholesky (Cholesky factors), dense (whole)"),
     ] = "triangle"
     precision: Annotated[Literal["fp32", "bf16", "fp16"], Doc("type of factors' values on the wire")] = "fp32"
 
     def summing_refusals(self, collective: Collective) -> list[Refusal]:
-        """Return why a collective cannot sum factors in the form `transfer`."""
+        """Return the reasons why this collective cannot sum K-FAC's matrices in the form `transfer`."""
         kind = _KINDS[self.transfer]
         reason = incompatibility(collective.check_compatible, kind)
         if not (reason or kind.elementwise) and (collective.recodes or collective.keeps_residuals):
@@ -134,16 +135,18 @@ class KfacOptions(Options, name="kfac"):
 
 
 class KFAC(BoundOptimizer):
-    """K-FAC in front of another optimizer, whose parameter groups it has.
+    """K-FAC in front of another optimizer, with the same parameter groups as that optimizer.
 
-    It computes factors while the model runs forward and backward, once per step. The state is the running averages of
-    the factors, fp32 [d, d], and their Cholesky factors, all equal on all ranks, and the inner optimizer's state.
+    K-FAC measures the matrices A and G of every layer while the model runs forward and backward, once per step. The
+    state consists of running averages of these matrices, fp32 [d, d], their Cholesky factors, and the inner optimizer's
+    state. Averages and factors are equal on all ranks.
 
     Args:
-        model: the network; in DistributedDataParallel, or with gradients that are averaged otherwise, unless `inner`
-            takes each rank's own gradients, as `MaxAdaBelief` does.
-        inner: steps on the preconditioned gradients; another optimizer of the same network.
-        collective: sums the factors; a spec such as "ring", or an instance; None: the communicator's, or "native".
+        model: the network. Its gradients must be averaged over ranks, by DistributedDataParallel or otherwise, unless
+            `inner` takes each rank's own gradients, as `MaxAdaBelief` does.
+        inner: another optimizer of the same network, which makes the steps, with the preconditioned gradients.
+        collective: sums K-FAC's matrices; a spec such as "ring", or an instance; None: the communicator's collective,
+            or "native" without a communicator.
         group: process group of the ranks; None for the default group.
         timeout_s: longest wait for any one message, in seconds.
         communicator: connects the ranks in place of a group; the caller closes it.
@@ -151,7 +154,7 @@ class KFAC(BoundOptimizer):
 
     Raises:
         OptionError: an option is unknown or out of range, or the collective cannot sum factors.
-        ValueError: `inner` encodes what it sends itself.
+        ValueError: `inner` encodes its messages itself.
     """
 
     communicator: CompressedCommunicator
@@ -195,7 +198,7 @@ class KFAC(BoundOptimizer):
     @override
     def update(self) -> None:
         if any(parameter.grad is not None for layer in self._capture.layers for parameter in layer.parameters):
-            self._precondition()  # `gradwire.attach` takes away all gradients of a step that is skipped
+            self._precondition()  # `gradwire.attach` sets all gradients of a skipped step to None
         self.inner.step()
 
     @property
@@ -231,7 +234,7 @@ class KFAC(BoundOptimizer):
             self._bound.close()
 
     def _update_factors(self) -> None:
-        """Let the factors follow this step's moments, if they are due and none of them is infinite or NaN."""
+        """Update the factors with this step's moments, if an update is due and all moments are finite."""
         if not (self._capture.wanted and self._averages):
             return
         means = self._exchange.mean(self._capture.moments())
@@ -241,7 +244,7 @@ class KFAC(BoundOptimizer):
             self._factors = self._exchange.factors(self._averages, self._options.damping)
 
     def _precondition(self) -> None:
-        """Replace the gradients of all layers with preconditioned ones, once there are factors."""
+        """Replace the gradients of all layers with preconditioned gradients, once there are factors."""
         self._update_factors()
         self._steps += 1
         self._capture.wanted = self._steps % self._options.update_every == 0

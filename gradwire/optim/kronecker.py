@@ -1,19 +1,20 @@
-"""K-FAC's curvature: two small matrices per layer, whose Kronecker product approximates it; measurement and exchange.
+"""Measure and exchange K-FAC's curvature: two small matrices per layer, whose Kronecker product approximates it.
 
-For a layer with weights W [out, in], A = E[a a^T] is the second moment of its inputs (with a 1 for the bias) and
-G = E[g g^T] that of the gradients of its outputs. A convolution has one a and one g per position, each divided by the
-number of positions.
+For a layer with weights W [out, in], A = E[a a^T] is the second moment of the layer's inputs (with a 1 for the bias),
+and G = E[g g^T] is the second moment of the gradients of its outputs. A convolution has one a and one g per position,
+each divided by the number of positions.
 
-Ranks exchange second moments so that all have the same Cholesky factors of their mean:
+Ranks exchange second moments, so that all ranks get the same Cholesky factor of the mean of each, in one of three
+forms:
 
-- `triangle`: triangles are summed; one rank factors each mean and broadcasts the packed factor.
-- `cholesky`: each rank sends the factor of its own damped moment; receivers restore the matrices and sum those, because
+- `triangle`: lower triangles are summed; for each matrix, one rank factors the mean and broadcasts the packed factor.
+- `cholesky`: each rank sends the factor of its own damped moment. Receivers restore the matrices and sum these, because
   the sum of factors is not the factor of the sum. Then every rank factors the mean itself.
 - `dense`: whole matrices are summed, and every rank factors the mean itself.
 
-Moments are sent multiplied by a power of two on which all ranks agree, so that in fp16 sums do not overflow and moments
-of small gradients do not vanish. A Cholesky factor is sent unscaled: its diagonal lies between the square root of the
-damping and fp16's largest value, 65504.
+Moments are multiplied by a power of two before they are sent, the same on all ranks, so that in fp16 sums do not
+overflow and moments of small gradients do not become zero. A Cholesky factor is sent unscaled: its diagonal lies
+between the square root of the damping and fp16's largest value, 65504.
 
 Source: Martens, Grosse, "Optimizing neural networks with Kronecker-factored approximate curvature" (2015); Grosse,
 Martens, "A Kronecker-factored approximate Fisher matrix for convolution layers" (2016); scaled as in kfac-pytorch
@@ -52,7 +53,7 @@ class KroneckerLayer:
 
     Attributes:
         module: the layer.
-        parameters: its weights and, if it is trainable, its bias; all have the same first dimension, the outputs.
+        parameters: the layer's weights and, if trainable, its bias; both have the outputs as first dimension.
         sizes: (number of rows of A, number of rows of G).
     """
 
@@ -95,11 +96,11 @@ class KroneckerLayer:
 
     @property
     def gradient(self) -> torch.Tensor:
-        """Return the gradient of weights and bias as one matrix [out, in]; the last column is that of the bias."""
+        """Return the gradient of weights and bias as one matrix [out, in]; the last column is the bias's gradient."""
         return torch.cat([cast(torch.Tensor, p.grad).reshape(len(p), -1) for p in self.parameters], dim=1)
 
     def replace_gradient(self, matrix: torch.Tensor) -> None:
-        """Overwrite the gradients of weights and bias with a matrix [out, in]; the last column is that of the bias."""
+        """Overwrite the gradients of weights and bias with a matrix [out, in]; the last column is for the bias."""
         parts = matrix.split([parameter[0].numel() for parameter in self.parameters], dim=1)
         for parameter, part in zip(self.parameters, parts, strict=True):
             cast(torch.Tensor, parameter.grad).copy_(part.reshape(parameter.shape))
@@ -108,7 +109,7 @@ class KroneckerLayer:
 def kronecker_layers(model: nn.Module) -> Iterator[KroneckerLayer]:
     """Yield the trainable linear and convolution layers that K-FAC can precondition.
 
-    It cannot precondition grouped convolutions, convolutions with other padding than a number of zeros, and layers that
+    K-FAC cannot precondition grouped convolutions, convolutions whose padding is not a number of zeros, or layers that
     share weights.
     """
     uses = collections.Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
@@ -129,29 +130,29 @@ def second_moment(rows: torch.Tensor) -> torch.Tensor:
 
 
 class MomentCapture:
-    """Compute K-FAC's matrices A and G of every layer during forward and backward; `moments` returns them afterwards.
+    """Computes K-FAC's matrices A and G of every layer during forward and backward; `moments` returns them afterwards.
 
-    A is the second moment E[a a^T] of a layer's inputs, and G that of the gradients of its outputs.
+    A is the second moment E[a a^T] of a layer's inputs, and G is the second moment of the gradients of its outputs.
 
     Args:
-        model: the network; it and its layers get hooks, which do almost nothing while `wanted` is False.
+        model: the network. The network and its layers get hooks, which do almost nothing while `wanted` is False.
 
     Attributes:
         layers: the layers whose A and G are computed, in the model's order.
-        wanted: set this to True before each forward and backward in which A and G are to be computed.
+        wanted: set this attribute to True before each forward and backward for which A and G must be computed.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.layers = list(kronecker_layers(model))
         self.wanted = False
         self._clear()
-        # The moments of a skipped step must not count in the next.
+        # The moments of a skipped step must not count in the next step.
         model.register_forward_pre_hook(lambda *_: self._clear())
         for index, layer in enumerate(self.layers):
             layer.module.register_forward_hook(lambda _, x, y, index=index: self._take(index, x[0], y))
 
     def moments(self) -> Moments:
-        """Return [A, G] of the first layer, [A, G] of the second and so on as one list, from the last backward.
+        """Return every A and G of the last backward, in one list: A and G of layer 1, then of layer 2, and so on.
 
         If a layer was called several times, its A and G are means over the calls.
         """
@@ -164,7 +165,8 @@ class MomentCapture:
     def _take(self, index: int, x: torch.Tensor, y: torch.Tensor) -> None:
         """Compute A from a layer's input `x`, and register a hook that computes G from the gradient of its output `y`.
 
-        The hook is on the tensor `y`, because a backward hook of the module would forbid in-place activations.
+        The hook is registered on the tensor `y`, because a backward hook of the module would forbid in-place
+        activations.
         """
         if not (self.wanted and y.requires_grad):
             return
@@ -182,13 +184,14 @@ _FORMS: dict[Fallback, MatrixForm] = {Fallback.TRIANGLE: "triangle", Fallback.DE
 
 
 class MomentExchange:
-    """Average K-FAC's matrices A and G over ranks, and compute the Cholesky factors of the averages.
+    """Averages K-FAC's matrices A and G over ranks, and computes the Cholesky factors of the averages.
 
-    The messages are counted under the purpose "state". `Moments` is a list of such matrices.
+    The messages are counted under the purpose "state". `Moments` is a list of matrices A and G.
 
     Args:
-        channel: connects the ranks, and reports times and how many matrices were sent in another form than `transfer`.
-        collective: sums the matrices; bound to the channel's transport.
+        channel: connects the ranks, and reports times and the number of matrices that were not sent in the form
+            `transfer`.
+        collective: sums the matrices; must be bound to the channel's transport.
         transfer: the form in which matrices are sent: "triangle", "cholesky" or "dense".
         dtype: dtype of the values of moments and factors in messages.
     """
@@ -203,7 +206,7 @@ class MomentExchange:
         self._dtype = dtype
 
     def mean(self, moments: Moments) -> Moments | None:
-        """Return each matrix's mean over ranks, bit for bit equal on all ranks; None if one is not finite on some rank.
+        """Return each matrix's mean over ranks, equal bit for bit on all ranks; None if any matrix is not finite.
 
         Every rank must call this method.
 
@@ -223,7 +226,7 @@ class MomentExchange:
 
         Args:
             matrices: symmetric matrices, equal on all ranks.
-            damping: added to the diagonal; increased for a matrix that is otherwise not positive definite.
+            damping: added to the diagonal; larger for a matrix that would not be positive definite otherwise.
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
@@ -233,7 +236,7 @@ class MomentExchange:
                 payloads = self._broadcast(matrices, damping)
         else:  # every rank factors all of them, and nothing is sent
             payloads = [encode_symmetric(matrix, "cholesky", damping=damping).payload for matrix in matrices]
-        damping_sent = float(torch.tensor(damping))  # as fp32; more of it is a fallback, too
+        damping_sent = float(torch.tensor(damping))  # as fp32; more damping also counts as a fallback
         fallbacks = sum(not isinstance(each, CholeskyFactor) or each.damping > damping_sent for each in payloads)
         self._channel.book(StepReport(counts={"factor_fallbacks": fallbacks}))
         return [
@@ -263,7 +266,7 @@ class MomentExchange:
             largest: for each matrix, its largest absolute value on any rank.
         """
         world_size = self._transport.world_size
-        # Powers of two, by which multiplying is exact.
+        # Powers of two, because multiplying by these is exact.
         exponents = [_TOP_EXPONENT - math.frexp(world_size * value)[1] for value in largest]
         scales = [math.ldexp(1.0, max(-_LARGEST_SCALE, min(exponent, _LARGEST_SCALE))) for exponent in exponents]
         payloads = self._encoded([moment * scale for moment, scale in zip(moments, scales, strict=True)])
@@ -275,9 +278,9 @@ class MomentExchange:
         return [(matrix + matrix.T) / 2 / (world_size * scale) for matrix, scale in zip(sums, scales, strict=True)]
 
     def _encoded(self, matrices: Moments) -> list[Payload]:
-        """Return one payload per matrix, of the same form on all ranks.
+        """Return one payload per matrix, in a form that is the same on all ranks.
 
-        The form is that of the argument `transfer` or, if a rank cannot encode a matrix in it, one that works on all.
+        The form is `transfer` or, if some rank cannot encode the matrix in this form, a form that works on all ranks.
         """
         own = [
             encode_symmetric(matrix, self._transfer, dtype=self._dtype, damping=relative_damping(matrix))
@@ -293,7 +296,7 @@ class MomentExchange:
     def _broadcast(self, matrices: Moments, damping: float) -> list[Payload]:
         """Compute the Cholesky factors of the matrices that `owned` assigns to this rank, and exchange them.
 
-        Return the packed factors of all matrices; each was broadcast by the rank that computed it.
+        Return the packed factors of all matrices. The rank that computed a factor broadcasts it to the others.
         """
         shares = owned([len(matrix) for matrix in matrices], self._transport.world_size)
         mine = [  # before any factor is sent, so that all ranks factor at the same time
@@ -313,7 +316,7 @@ class MomentExchange:
 def owned(sizes: list[int], world_size: int) -> list[list[int]]:
     """Return, for each rank, the indices of the matrices that it factors, so that ranks have about equal work.
 
-    Matrices are assigned from the largest to the smallest, each to the rank with the least work so far.
+    Matrices are assigned from the largest to the smallest, each to the rank that has the least work so far.
 
     Args:
         sizes: number of rows of each matrix.

@@ -1,4 +1,4 @@
-"""What optimizers of hidden matrices share: which weights are hidden matrices, and AdamW for all other parameters."""
+"""Shared by optimizers of hidden matrices: which weights are hidden matrices, and AdamW for all other parameters."""
 
 import abc
 import dataclasses
@@ -16,7 +16,7 @@ from gradwire.optim.base import BoundOptimizer, Trained, network_of, weight_of
 
 
 def hidden_layers(layers: Sequence[Layer]) -> list[Layer]:
-    """Return the layers whose weights are hidden matrices: convolution, linear and attention, but no output layer.
+    """Return the layers whose weights are hidden matrices: convolution, linear and attention, but not the output layer.
 
     The output layer is the last weight in registration order if it is a convolution or a linear layer. If a norm or an
     embedding comes last, the network has no output layer of its own, because it reuses an embedding (tied weights).
@@ -31,7 +31,7 @@ def hidden_layers(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def rows_of(tensor: torch.Tensor, layer: Layer) -> torch.Tensor:
-    """Return a tensor of the layer's shape as rows [out, ...]; a view."""
+    """Return a view of a tensor of the layer's shape as rows [out, ...]."""
     return tensor.movedim(layer.filter_axis or 0, 0)
 
 
@@ -42,7 +42,7 @@ def descend_(X: torch.Tensor, update: torch.Tensor, lr: float, scale: float, wei
         X: the weight, [out, ...], updated in place.
         update: matrix [out, all other dimensions of X].
         lr: the learning rate.
-        scale: factor of lr for the shape of the matrix.
+        scale: factor of lr that depends on the shape of the matrix.
         weight_decay: share of X removed per step, times lr.
     """
     X.mul_(1 - lr * weight_decay)
@@ -72,7 +72,7 @@ class MatrixOptions(Options):
         """Check that a network with these trainable parameters has hidden matrices.
 
         Raises:
-            Incompatible: it has none.
+            Incompatible: the network has no hidden matrices.
         """
         if not hidden_layers(layers):
             raise Incompatible(
@@ -82,13 +82,13 @@ class MatrixOptions(Options):
 
 
 class MatrixOptimizer(BoundOptimizer):
-    """Base of the optimizers that update hidden matrices in a way of their own, and all other parameters by AdamW.
+    """Base of the optimizers with a special update for hidden matrices, which update all other parameters by AdamW.
 
-    The first group of parameters holds the matrices, the second the parameters that AdamW updates.
+    The first group of parameters contains the matrices, the second group the parameters that AdamW updates.
 
     Args:
-        model: the network, whose `hidden_layers` are the matrices; or only parameters, of which those with two or more
-            dimensions are.
+        model: the network, whose `hidden_layers` are the matrices; or only parameters, where every parameter with two
+            or more dimensions counts as a matrix.
         lr: the learning rate before any schedule.
         options: the options.
     """
@@ -106,7 +106,7 @@ class MatrixOptimizer(BoundOptimizer):
         groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "fused": True}]
         super().__init__(groups, {"lr": lr})
         self._options = options
-        # AdamW's rate per unit of lr, so that the schedule, which sets lr, scales it too.
+        # AdamW's learning rate divided by lr, so that the schedule, which sets lr, also scales AdamW's rate.
         self._adamw_factor = 1.0 if options.adamw_lr is None else options.adamw_lr / lr if lr else 0.0
         for layer in self.hidden:
             weight = weight_of(layer)
@@ -122,7 +122,7 @@ class MatrixOptimizer(BoundOptimizer):
 
     @abc.abstractmethod
     def update_matrices(self, lr: float) -> None:
-        """Update the hidden matrices in place, and exchange what the optimizer exchanges."""
+        """Update the hidden matrices in place, and exchange this optimizer's data."""
 
     def _update_others(self, lr: float) -> None:
         parameters = [each for each in self.param_groups[1]["params"] if each.grad is not None]

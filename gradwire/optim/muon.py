@@ -25,8 +25,8 @@ from gradwire.optim.matrices import MatrixOptimizer, MatrixOptions, descend_, ro
 Coefficients = Literal["quintic", "polar_express"]
 MatrixScale = Literal["original", "match_rms_adamw", "spectral"]
 
-# Coefficients (a, b, c) of the first iterations; all later ones use the last. A singular value s becomes
-# a s + b s^3 + c s^5.
+# Coefficients (a, b, c) of the first iterations; all later iterations use the last triple. A singular value s becomes a
+# s + b s^3 + c s^5.
 _ITERATIONS: dict[Coefficients, Sequence[tuple[float, float, float]]] = {
     "quintic": ((3.4445, -4.7750, 2.0315),),
     "polar_express": (
@@ -37,7 +37,8 @@ _ITERATIONS: dict[Coefficients, Sequence[tuple[float, float, float]]] = {
         (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
     ),
 }
-# The norm is divided by this as well, because the polynomials of Polar Express must not get values above 1 / 1.02.
+# The matrix is also divided by this margin, because the polynomials of Polar Express must not get values above 1 /
+# 1.02.
 _MARGINS: dict[Coefficients, float] = {"quintic": 1.0, "polar_express": 1.02}
 _SCALES: dict[MatrixScale, Callable[[int, int], float]] = {
     "original": lambda out, rest: math.sqrt(max(1.0, out / rest)),
@@ -49,7 +50,8 @@ _SCALES: dict[MatrixScale, Callable[[int, int], float]] = {
 def orthogonalised(matrix: torch.Tensor, iterations: int, coefficients: Coefficients = "quintic") -> torch.Tensor:
     """Return U p(S) V^T for the matrix U S V^T / norm, by Newton-Schulz iterations in the matrix's dtype.
 
-    p is the polynomial of all iterations. For five and S from 0.01 to 1 it lies between 0.68 and 1.14.
+    p is the composed polynomial of all iterations. For five iterations and S from 0.01 to 1, p(S) lies between 0.68 and
+    1.14.
 
     Args:
         matrix: [rows, columns].
@@ -80,17 +82,17 @@ def muon_update(
     coefficients: Coefficients = "quintic",
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Update one matrix: M = mu M + (1 - mu) G; X -= lr scale(out, rest) U V^T, where about U S V^T = M.
+    """Update one matrix: M = mu M + (1 - mu) G; X -= lr scale(out, rest) U V^T, where M = U S V^T (approximately).
 
     Args:
-        X: the weight, [out, ...], updated in place; its rows are those of the matrix [out, rest].
-        G: its gradient, [out, ...].
-        M: its momentum, [out, rest], updated in place.
+        X: the weight, [out, ...], treated as a matrix [out, rest]; updated in place.
+        G: the gradient of X, [out, ...].
+        M: the momentum of X, [out, rest], updated in place.
         lr: the learning rate.
         mu: share of the momentum that a step keeps.
         weight_decay: share of X removed per step, times lr.
         nesterov: orthogonalise mu M + (1 - mu) G instead of M.
-        scale: factor of lr for the shape; see `MuonOptions`.
+        scale: how the factor of lr depends on the shape; see `MuonOptions`.
         newton_schulz: number of iterations.
         coefficients: the polynomial of each iteration.
         dtype: dtype of the iterations.
@@ -104,7 +106,7 @@ def muon_update(
 
 @dataclasses.dataclass(kw_only=True)
 class MuonOptions(MatrixOptions, name="muon"):
-    """Update hidden matrices by Muon, and embeddings, the output layer and vectors by AdamW.
+    """Updates hidden matrices by Muon, and embeddings, the output layer and vectors by AdamW.
 
     Hidden matrices are the weights of linear layers, convolutions and attention, except the output layer: the last
     weight in registration order, unless that is a norm or an embedding (as with tied weights).
@@ -112,8 +114,8 @@ class MuonOptions(MatrixOptions, name="muon"):
     Ranks exchange gradients, through any compressor, and every rank orthogonalises all matrices. With shard=true, rank
     i of n orthogonalises the matrices i, i + n, ... and sends the updated weights to the others.
 
-    Bytes: those of gradients. With shard=true all ranks together also send 4 (n - 1) bytes per element of the hidden
-    matrices in every step (column state_bytes_per_step).
+    Bytes: those of the gradients. With shard=true all ranks together also send 4 (n - 1) bytes per element of the
+    hidden matrices in every step (column state_bytes_per_step).
     """
 
     nesterov: Annotated[bool, Doc("look ahead along the momentum before orthogonalising")] = True
@@ -135,17 +137,18 @@ class MuonOptions(MatrixOptions, name="muon"):
 
 
 class Muon(MatrixOptimizer):
-    """Muon for hidden matrices, AdamW for all other parameters; gradients must be averaged over ranks already.
+    """Muon for hidden matrices, AdamW for all other parameters; gradients must already be averaged over ranks.
 
-    The state of a matrix is its momentum [out, rest], in the weight's dtype. It is kept on every rank, so that a run
-    can resume with another number of ranks.
+    The state of a matrix is its momentum [out, rest], in the weight's dtype. Every rank keeps the whole state, so that
+    a run can resume with another number of ranks.
 
     Args:
-        model: the network; or only its parameters, of which those with two or more dimensions are hidden matrices.
+        model: the network; or only its parameters, where every parameter with two or more dimensions counts as a hidden
+            matrix.
         lr: the learning rate of matrices, before any schedule.
         group: with shard=True, the process group of the ranks that divide the work; None for the default group.
         timeout_s: longest wait for any one message, in seconds.
-        communicator: connects these ranks in place of a group; the caller closes it.
+        communicator: replaces `group` and `timeout_s`; the caller closes it.
         options: `MuonOptions`.
 
     Raises:
@@ -204,7 +207,7 @@ class Muon(MatrixOptimizer):
         return torch.promote_types(momentum.dtype, torch.float32)
 
     def _share(self, communicator: CompressedCommunicator) -> None:
-        """Give every rank the matrices that other ranks have updated."""
+        """Send the matrices that this rank has updated to all ranks, and receive the others."""
         transport = communicator.transport
         with communicator.exchanging(), transport.counted_as("state"):
             for owner in range(transport.world_size):

@@ -1,4 +1,4 @@
-"""1-bit Adam: once the second moment is known, ranks exchange one bit per element; and what 0/1 Adam has in common."""
+"""1-bit Adam: after a warm-up ranks exchange one bit per element. Also contains the code shared with 0/1 Adam."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from gradwire.exchange.communicator import CompressedCommunicator
 from gradwire.optim.base import FlatOptimizer, Trained, add_flat_, compressor_refusal, dense_refusal, flat_of
 
 Scale = Literal["l1", "l2"]
-# What divides a step, and which elements are frozen (only weight decay moves them); None if none is.
+# (divisor of a step; True for frozen elements, which only weight decay moves, or None if no element is frozen)
 Root = tuple[torch.Tensor, torch.Tensor | None]
-# Replaces a vector over all parameters with its mean over ranks, in place.
+# Replaces a vector over all parameters with its mean over ranks, in place, uncompressed.
 Mean = Callable[[torch.Tensor], None]
-# The same with one bit per element; elements that are frozen count as zero.
+# The same, but sends one bit per element; frozen elements count as zero.
 BitsMean = Callable[[torch.Tensor, torch.Tensor | None], None]
 
 
 class OneBitMean(RecodingSum):
-    """Average vectors over ranks in two stages with one bit per element.
+    """Averages vectors over ranks in two stages with one bit per element.
 
     Source: DeepSpeed (runtime/comm/nccl.py).
 
-    Every rank owns a part of the vector, as in `direct`. First, ranks send each part, as signs with one scale per
-    layer, to its owner. Then, owners send the means of their parts in the same form to all ranks; what that leaves out
-    is added to the next mean. What the first stage leaves out is the caller's to keep.
+    Every rank owns a part of the vector, as in `direct`. First, ranks send each part to its owner, as signs with one
+    scale per layer. Then owners send the means of their parts to all ranks, in the same form; the rounding error of
+    this stage is added to the next mean. The caller must keep the rounding error of the first stage.
 
     Args:
         transport: connects the ranks.
@@ -66,14 +66,14 @@ class OneBitMean(RecodingSum):
         self._to_owners, self._from_owners = owner_rounds(world_size, rank, [dict(enumerate(self._places))])
 
     def message(self, values: torch.Tensor, frozen: torch.Tensor | None) -> Payload:
-        """Return the signs of all layers, and leave in `values`, fp32 [elements of all layers], what they do not send.
+        """Return the signs of all layers; `values`, fp32 [elements of all layers], becomes what was not encoded.
 
-        Elements that are `frozen`, bool of the same shape, become zero.
+        Elements where `frozen`, bool of the same shape, is True become zero.
         """
         return self._encoded(values, self._layers, frozen)
 
     def write_mean(self, message: Payload, frozen: torch.Tensor | None, out: torch.Tensor) -> None:
-        """Write the mean of all ranks' messages to `out`, as far as it was sent; every rank must call this method.
+        """Write the mean of all ranks' messages to `out`, as the owners encoded it; every rank must call this method.
 
         Args:
             message: what `message` returned.
@@ -99,9 +99,9 @@ class OneBitMean(RecodingSum):
             out.masked_fill_(frozen, 0)
 
     def _encoded(self, total: torch.Tensor, stretches: Sequence[LayerStretch], frozen: torch.Tensor | None) -> Payload:
-        """Return the signs of `total` (mutated) with a scale for each stretch, and subtract them from it.
+        """Return the signs of `total` with a scale for each stretch, and subtract the encoded values from `total`.
 
-        Elements that are frozen become zero, before and after, and are not part of a scale.
+        Frozen elements are zero in the result and in `total`, and do not count in a scale.
         """
         parts = by_stretch(total, stretches).values()
         counts = [part.numel() for part in parts]
@@ -123,9 +123,9 @@ class OneBitMean(RecodingSum):
 
 
 def root_of(V: torch.Tensor, eps: float) -> Root:
-    """Return (sqrt(V) + eps, infinite where V is zero; True for these elements, or None if there are none).
+    """Return (sqrt(V) + eps, but infinity where V is zero; a mask of these elements, or None if there are none).
 
-    Signs would move elements whose second moment is zero by lr / eps.
+    Otherwise, signs would move elements whose second moment is zero by lr / eps.
 
     Args:
         V: the second moment, fp32 [elements of all parameters].
@@ -162,7 +162,7 @@ def onebit_adam_update(
     bits_mean_: BitsMean,
     root: Root | None,
 ) -> Root:
-    """Update all parameters once: by Adam in the warm-up; then M = mean over ranks of beta1 M + (1 - beta1) G, in bits.
+    """Update all parameters once: in the warm-up by Adam; later with M = mean of beta1 M + (1 - beta1) G, sent in bits.
 
     Args:
         X: the parameters, of any shape, updated in place.
@@ -174,9 +174,9 @@ def onebit_adam_update(
         beta2: decay rate of V.
         eps: added to the root of V.
         weight_decay: share of X removed per step, times lr.
-        mean_: averages over ranks, whole.
-        bits_mean_: averages over ranks, with one bit per element and error feedback.
-        root: None in the warm-up; then `root_of(V)`.
+        mean_: averages a vector over ranks, uncompressed.
+        bits_mean_: averages a vector over ranks, with one bit per element and error feedback.
+        root: None in the warm-up; later `root_of(V)`.
 
     Returns:
         `root_of(V)`, for the next step.
@@ -197,7 +197,7 @@ class OneBitOptions(Options):
     """The options that 1-bit Adam and 0/1 Adam share."""
 
     default_lr: ClassVar[float] = 0.001
-    default_collectives: ClassVar[tuple[str, ...]] = ("ring",)  # whose bytes are counted, unlike those of native
+    default_collectives: ClassVar[tuple[str, ...]] = ("ring",)  # because its bytes are counted, unlike native's
 
     beta1: Annotated[float, Ge(0), Lt(1), Doc("decay rate of the mean of gradients")] = 0.9
     beta2: Annotated[float, Ge(0), Lt(1), Doc("decay rate of the mean of squared gradients")] = 0.999
@@ -208,7 +208,7 @@ class OneBitOptions(Options):
     ] = "l1"
 
     def refusals(self, compressor: Compressor, collective: Collective) -> list[Refusal]:
-        """Return what these options cannot be combined with."""
+        """Return refusals of components that these options do not work with."""
         return [
             compressor_refusal(self.component_name, compressor),
             dense_refusal(f"{self.component_name} averages whole gradients at first", collective),
@@ -221,35 +221,37 @@ class OneBitAdamOptions(OneBitOptions, name="onebit_adam"):
 
     Source: Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed"
     (arXiv:2102.02888), and DeepSpeed (runtime/fp16/onebit/adam.py).
-    Differs: scale=l1 by default, because the published l2 is no contraction for heavy-tailed momentum; elements whose
-    second moment is zero are frozen, which DeepSpeed leaves to a mask of the user; the vector is cut at whole bytes
-    instead of padded; residuals are saved in checkpoints.
+    Differs: scale=l1 by default, because the published l2 is not a contraction for heavy-tailed momentum; elements
+    whose second moment is zero are frozen, while DeepSpeed expects a mask from the user; the vector is cut at whole
+    bytes instead of padded; residuals are saved in checkpoints.
 
     In the first `warmup_steps` steps ranks average whole gradients by the run's collective, as with Adam, but without
-    bias correction. Then the second moment stays as it is. Each rank adds its own gradient to the momentum, and ranks
-    average the momentum in two stages: each sends the signs of a part to the rank that owns it, and owners send the
-    signs of the mean to all. Both stages have a scale per layer, and error feedback.
+    bias correction. After that the second moment does not change. Each rank adds its own gradient to the momentum, and
+    ranks average the momentum in two stages: each rank sends the signs of every part to the rank that owns this part,
+    and owners send the signs of the mean to all ranks. Both stages use one scale per layer, and error feedback.
 
-    Bytes: in the warm-up, those of 4 m for m elements. Then, to each of n-1 ranks, the bundle of the receiver's part
-    and later that of the sender's own part, with 28 + ceil(m' / 8) for each layer (or share of one) of m' elements
-    there: 2 (n-1)/n m/8 and headers, 32 times less than a dense ring. For a share w of warm-up steps a whole run sends
-    1 / (w + (1 - w) / 32) times less, which is 5.5 times for 15 %.
+    Bytes: in the warm-up, as for messages of 4 m bytes, for m elements. After that, a rank sends to each of the n-1
+    other ranks first the bundle of the receiver's part, then the bundle of its own part; a bundle has 28 + ceil(m' / 8)
+    bytes for each layer, or piece of a layer, of m' elements. In all that is 2 (n-1)/n m/8 bytes and headers, 32 times
+    less than a dense ring. If w is the share of warm-up steps, a whole run sends 1 / (w + (1 - w) / 32) times less; for
+    15 %, 5.5 times.
     """
 
-    warmup_steps: Annotated[Count, Doc("first steps, with whole gradients; 15 to 25 % of a run are usual")] = 100
+    warmup_steps: Annotated[Count, Doc("number of first steps, with whole gradients; usual: 15 to 25 % of a run")] = 100
 
 
 class OneBitOptimizer(FlatOptimizer):
-    """Base of both optimizers: Adam's moments, whole means of gradients, and `OneBitMean`.
+    """Base of 1-bit Adam and 0/1 Adam: Adam's moments, means of whole gradients, and `OneBitMean`.
 
-    The state is the vectors of `memory`, fp32 [elements of all parameters]: both moments "mean" and "square", and what
-    was not sent, "residual"; and what `OneBitMean` keeps. The last two differ between ranks.
+    The state is the state of `OneBitMean` and the vectors in `memory`, fp32 [elements of all parameters]: the moments
+    "mean" and "square", and "residual", which is what was not sent. "residual" and the state of `OneBitMean` differ
+    between ranks.
 
     Args:
         model, group, timeout_s, communicator: as in `FlatOptimizer`.
         lr: the learning rate.
-        collective: sums whole gradients; a spec or an instance. Bits take the same connections in any case.
-        options: those of `options_class`.
+        collective: sums whole gradients; a spec or an instance. Single bits are always sent as `OneBitMean` does.
+        options: the options of `options_class`.
 
     Attributes:
         options_class: the options of 1-bit Adam or 0/1 Adam.
@@ -278,7 +280,7 @@ class OneBitOptimizer(FlatOptimizer):
 
     @override
     def go_to(self, step: int) -> None:
-        """Go on as if `step` steps were done, to measure times; a second moment of zero becomes one."""
+        """Continue as if `step` steps had been made, to measure times; a second moment of zero becomes one."""
         self.counts["step"] = step
         if not self.memory["square"].any():
             self.memory["square"].fill_(1)
@@ -287,21 +289,21 @@ class OneBitOptimizer(FlatOptimizer):
     @property
     @override
     def residual_nbytes(self) -> int:
-        """Return the bytes of what both stages did not send."""
+        """Return the bytes of memory for what this rank has not sent in either stage."""
         return self.memory["residual"].nbytes + self._bits.nbytes
 
     def forget_residuals(self) -> None:
-        """Set what both stages did not send to zero."""
+        """Set to zero what both stages have not sent yet."""
         self.memory["residual"] = self.zeros()
         self._bits = OneBitMean(self.transport, self.numels, self._options.scale)
 
     def average_bits_(self, x: torch.Tensor, frozen: torch.Tensor | None) -> None:
-        """Replace a vector with its mean over ranks, as far as it was sent; every rank must call this method.
+        """Replace a vector with its mean over ranks, sent with one bit per element; every rank must call this method.
 
         Args:
             x: fp32 [elements of all layers].
-            frozen: bool, of the same shape; True for elements that count as zero, and are not part of a scale; None if
-                there are none. It must be equal on all ranks.
+            frozen: bool, of the same shape; True for elements that count as zero, and do not count in a scale; None if
+                there are none. The mask must be equal on all ranks.
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
@@ -324,7 +326,7 @@ class OneBitOptimizer(FlatOptimizer):
         return self._root
 
     def descend_by(self, update: Callable[..., Root], gradient: torch.Tensor, lr: float, *, observes: bool) -> None:
-        """Make a step with `onebit_adam_update` or `zero_one_adam_update`; `observes`: it updates the second moment."""
+        """Make a step with `onebit_adam_update` or `zero_one_adam_update`; `observes`: update the second moment."""
         options, memory = self._options, self.memory
         self._root = update(
             self.parameters,
@@ -353,19 +355,19 @@ class OneBitOptimizer(FlatOptimizer):
 
 
 class OneBitAdam(OneBitOptimizer):
-    """1-bit Adam for all parameters; no wrapper averages gradients.
+    """1-bit Adam for all parameters; gradients must not be averaged before.
 
     Args:
         model: the network, the same on all ranks, or its parameters.
         lr: the learning rate.
-        collective: sums whole gradients; a spec or an instance. Bits take the same connections in any case.
+        collective: sums whole gradients; a spec or an instance. Single bits are always sent as `OneBitMean` does.
         group: process group of the ranks; None for the default group.
         timeout_s: longest wait for any one message, in seconds.
-        communicator: takes the place of the three before; the caller closes it.
+        communicator: replaces `collective`, `group` and `timeout_s`; the caller closes it.
         options: `OneBitAdamOptions`.
 
     Raises:
-        OptionError: an option is unknown or out of range, or the collective does not work.
+        OptionError: an option is unknown or out of range, or the collective does not work with 1-bit Adam.
     """
 
     options_class = OneBitAdamOptions

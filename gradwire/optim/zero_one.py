@@ -1,4 +1,4 @@
-"""0/1 Adam: one bit per element from the start, and then several steps of each rank per exchange."""
+"""0/1 Adam: ranks exchange one bit per element from the start, and later make several steps per exchange."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -37,9 +37,9 @@ def zero_one_adam_update(
     bits_mean_: BitsMean,
     root: Root | None,
 ) -> Root:
-    """Update all parameters once, before V is frozen, with the mean gradient: whole if it updates V, else in bits.
+    """Update all parameters once, before V is frozen, with the mean gradient: sent whole if V is updated, else in bits.
 
-    Args and result are those of `onebit_adam_update`; `root` is None in steps that update V.
+    Arguments and result are those of `onebit_adam_update`; `root` is None in steps that update V.
     """
     if root is None:
         mean_(G)
@@ -56,12 +56,12 @@ def zero_one_adam_update(
 def merge_drifts_(
     anchor: torch.Tensor, drift: torch.Tensor, M: torch.Tensor, root: Root, lr_sum: float, bits_mean_: BitsMean
 ) -> None:
-    """Exchange the steps that ranks made alone: anchor += mean drift, drift = 0, M = - mean drift root / lr_sum.
+    """Exchange the steps that ranks made alone: anchor += mean drift; drift = 0; M = -(mean drift) * root / lr_sum.
 
     Args:
         anchor: the parameters after the last exchange, fp32 [elements of all parameters], updated in place.
-        drift: this rank's steps since then, of the same shape, updated in place.
-        M: mean of gradients, of the same shape, overwritten with what the mean of the steps says of it.
+        drift: the sum of this rank's steps since the last exchange, of the same shape, updated in place.
+        M: mean of gradients, of the same shape, overwritten with a value that follows from the mean of the steps.
         root: `root_of(V)`.
         lr_sum: sum of the learning rates of these steps.
         bits_mean_: averages over ranks, with one bit per element and error feedback.
@@ -71,7 +71,7 @@ def merge_drifts_(
     bits_mean_(sent, frozen)
     torch.div(sent, -lr_sum, out=M)
     anchor.addcdiv_(sent, divisor)
-    if frozen is not None:  # weight decay alone moves these, and equally on all ranks
+    if frozen is not None:  # only weight decay moves these elements, equally on all ranks
         anchor.add_(drift.masked_fill(~frozen, 0))
     drift.zero_()
 
@@ -81,51 +81,51 @@ class ZeroOneAdamOptions(OneBitOptions, name="zero_one_adam"):
     """0/1 Adam: one bit per element from the start, a second moment that is updated ever less often, then local steps.
 
     Source: Lu et al., "Maximizing Communication Efficiency for Large-scale Training via 0/1 Adam" (arXiv:2202.06009),
-    and DeepSpeed (runtime/fp16/onebit/zoadam.py), whose names the options have.
-    Differs: as `onebit_adam`; and a rank that adopts a mean returns to the parameters of the last exchange, instead of
-    subtracting its own steps, so that all ranks have the same bits.
+    and DeepSpeed (runtime/fp16/onebit/zoadam.py); the options have DeepSpeed's names.
+    Differs: as `onebit_adam`. Also, before a rank adds a mean, it returns to the parameters of the last exchange,
+    instead of subtracting its own steps, so that all ranks have the same bits.
 
-    Until step `var_freeze_step`, ranks average gradients: whole ones at every `interval`-th step, which then update the
-    second moment, with one bit per element at all other steps. The interval starts at 1 and doubles after every
-    `var_update_scaler` updates.
+    Until step `var_freeze_step`, ranks average gradients. At every `interval`-th step they send whole gradients, which
+    then update the second moment; at all other steps they send one bit per element. The interval starts at 1 and
+    doubles after every `var_update_scaler` updates.
 
-    After that the second moment stays as it is, and every rank makes steps of its own. At every `interval`-th step,
+    After that the second moment does not change, and every rank makes steps of its own. At every `interval`-th step,
     ranks average their steps since the last exchange with one bit per element, and derive the momentum from the mean.
-    This interval starts at 1 and doubles after every `local_step_scaler` steps, up to `local_step_clipper`. In between,
-    evaluations use the parameters of the last exchange.
+    This interval starts at 1 and doubles after every `local_step_scaler` steps, up to `local_step_clipper`. Between
+    exchanges, evaluations use the parameters of the last exchange.
 
-    Bytes: per step those of `onebit_adam`, with whole gradients or with one bit per element; 0 for steps without
+    Bytes: per step, those of `onebit_adam` with whole gradients or with one bit per element; 0 for a step without an
     exchange.
     """
 
     var_freeze_step: Annotated[Count, Doc("last step that may update the second moment")] = 1000
-    var_update_scaler: Annotated[Count, Doc("updates of the second moment until their interval doubles")] = 16
-    local_step_scaler: Annotated[Count, Doc("steps after var_freeze_step until the exchanges' interval doubles")] = (
-        32678
-    )
+    var_update_scaler: Annotated[Count, Doc("number of updates after which the interval between them doubles")] = 16
+    local_step_scaler: Annotated[
+        Count, Doc("number of local steps after which the interval between exchanges doubles")
+    ] = 32678
     local_step_clipper: Annotated[Count, Doc("longest interval between exchanges, in steps")] = 16
 
     def updates_moment(self, step: int) -> bool:
-        """Return True if a step up to `var_freeze_step`, counted from 1, updates the second moment."""
+        """Return True if this step, counted from 1 and at most `var_freeze_step`, updates the second moment."""
         last, interval = 0, 1
         while (
             end := (last // interval + self.var_update_scaler) * interval
-        ) < step:  # the last update at this interval
+        ) < step:  # the last update with this interval
             last, interval = end, 2 * interval
         return step % interval == 0
 
     def exchanges_steps(self, step: int) -> bool:
-        """Return True if ranks average their steps after a step beyond `var_freeze_step`, counted from 1."""
+        """Return True if ranks average their steps after this step, counted from 1 and above `var_freeze_step`."""
         times_doubled = (step - self.var_freeze_step - 1) // self.local_step_scaler
         return step % min(self.local_step_clipper, 1 << min(times_doubled, 62)) == 0
 
 
 class ZeroOneAdam(OneBitOptimizer):
-    """0/1 Adam for all parameters; no wrapper averages gradients.
+    """0/1 Adam for all parameters; gradients must not be averaged before.
 
-    In the second phase ranks have different parameters between two exchanges: "anchor", the parameters after the last
-    exchange, which all ranks share, plus "drift", this rank's own steps since then. To evaluate or save the parameters
-    then, call `show_shared` before, and `show_own` afterwards.
+    After step `var_freeze_step`, ranks have different parameters between two exchanges: "anchor", the parameters after
+    the last exchange, which are equal on all ranks, plus "drift", this rank's own steps since that exchange. To
+    evaluate or save the parameters in this phase, call `show_shared` before, and `show_own` afterwards.
 
     Args:
         model: the network, the same on all ranks, or its parameters.
@@ -133,7 +133,7 @@ class ZeroOneAdam(OneBitOptimizer):
         options: `collective`, `group`, `timeout_s` and `communicator` as in `OneBitAdam`, and `ZeroOneAdamOptions`.
 
     Raises:
-        OptionError: an option is unknown or out of range, or the collective does not work.
+        OptionError: an option is unknown or out of range, or the collective does not work with 0/1 Adam.
     """
 
     options_class = ZeroOneAdamOptions

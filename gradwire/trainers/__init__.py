@@ -1,6 +1,6 @@
 """Compressed gradients in trainers that wrap the model in DistributedDataParallel themselves.
 
-`gradwire.trainers.lightning`, `.accelerate` and `.transformers` each need the package of that name:
+`gradwire.trainers.lightning`, `.accelerate` and `.transformers` each need the package of the same name:
 `pip install 'gradwire[lightning]'`, `'gradwire[accelerate]'` or `'gradwire[transformers]'`.
 """
 

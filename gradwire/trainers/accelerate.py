@@ -31,7 +31,7 @@ from gradwire.trainers.rank_hook import FP16_REFUSED, RankHook, rank_file
 
 
 class _Handler(abc.ABC):
-    """Lets an accelerator save and load the state of each rank with its own."""
+    """Lets an accelerator save and load the state of each rank together with the accelerator's own state."""
 
     state: RankHook
 
@@ -45,11 +45,11 @@ class _Handler(abc.ABC):
             raise ValueError(f"this optimizer is prepared already; create {name} before accelerator.prepare")
 
     def close(self) -> None:
-        """Close the hook after training; every rank must call this method. Then another model can be prepared."""
+        """Close the hook after training, so that another model can be prepared; every rank must call this method."""
         self.state.hook.close()
 
     def serve(self, accelerator: Accelerator) -> None:
-        """Take part in `save_state` and `load_state`, in place of an earlier handler."""
+        """Take part in the accelerator's `save_state` and `load_state`, in place of an earlier handler."""
         if accelerator not in _FILES:
             _FILES[accelerator] = _RankFiles(accelerator)
         _FILES[accelerator].handler = self
@@ -71,7 +71,7 @@ class GradwireHandler(_Handler):
     `gradwire-RANK.safetensors`, and `load_state` loads it. An earlier handler of the accelerator is closed.
 
     Args:
-        accelerator: before it has prepared the model.
+        accelerator: the accelerator, before it has prepared the model.
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
         collective: an instance, or a spec such as "ring"; None: the compressor's first default.
         optimizer: the optimizer or optimizers, before they are prepared.
@@ -79,7 +79,7 @@ class GradwireHandler(_Handler):
 
     Raises:
         ValueError: the accelerator does not use DDP, uses fp16 or has a communication hook; an optimizer is prepared
-            already. `prepare` raises it for what `attach` refuses.
+            already. `prepare` raises ValueError for what `attach` refuses.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class GradwireHandler(_Handler):
     ) -> None:
         super().__init__(accelerator, optimizer)
         earlier = accelerator.ddp_handler
-        if isinstance(earlier, GradwireHandler):  # of a training that has ended, perhaps with an exception
+        if isinstance(earlier, GradwireHandler):  # of an earlier training, which an exception may have ended
             if earlier._state is not None:
                 earlier.close()
             earlier = earlier._ddp_options
@@ -118,7 +118,7 @@ class GradwireHandler(_Handler):
 
     @property
     def hook(self) -> CompressionHook:
-        """Return the hook of the prepared model, for example to call `set_epoch`; an error before there is one."""
+        """Return the hook of the prepared model, for example to call `set_epoch`; an error if no model is prepared."""
         return cast(CompressionHook, self.state.hook)
 
     def to_kwargs(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class GradwireHandler(_Handler):
         """Attach the compressor to the model; Accelerate calls this method.
 
         Raises:
-            ValueError: the hook of another model is open, or `attach` refuses this one.
+            ValueError: the hook of another model is still open, or `attach` refuses this model.
         """
         if self._state is not None and not self._state.hook.guard.closed:
             raise ValueError(
@@ -140,10 +140,11 @@ class GradwireHandler(_Handler):
 
 
 class GradwireLocalHandler(_Handler):
-    """Local steps of a model and its optimizers, which you prepare afterwards as always; the model is not put into DDP.
+    """Trains a model with local steps, without DDP; prepare the model and its optimizers as usual afterwards.
 
     Evaluate and save the model in a block `with handler.hook.outer():`. `accelerator.save_state` saves the outer copy,
-    and beside it each rank's state, with that of its optimizers, as `gradwire-RANK.safetensors`; `load_state` loads it.
+    and beside it the state of each rank and its optimizers, as `gradwire-RANK.safetensors`; `load_state` loads these
+    files.
 
     Args:
         accelerator: the accelerator.
@@ -174,14 +175,14 @@ class GradwireLocalHandler(_Handler):
         super().__init__(accelerator, optimizer)
         if isinstance(model, DistributedDataParallel):
             raise ValueError("this model is prepared already; create GradwireLocalHandler before accelerator.prepare")
-        self._model = accelerator.prepare_model(model, evaluation_mode=True)  # not in DDP, also by a later `prepare`
+        self._model = accelerator.prepare_model(model, evaluation_mode=True)  # not in DDP, not even after `prepare`
         self.hook = attach_local(self._model, self._optimizers, compressor, collective, **attach_options)
         self.state = RankHook(self.hook, self._optimizers)
         self.serve(accelerator)
 
     @override
     def save(self, models: list[nn.Module], weights: list[dict[str, torch.Tensor]], folder: str) -> None:
-        with self.state.outer():  # Accelerate saves it, in place of this rank's own weights
+        with self.state.outer():  # Accelerate saves the outer copy, in place of this rank's own weights
             weights[models.index(self._model)] = copy.deepcopy(self._model.state_dict())
         super().save(models, weights, folder)
 
@@ -189,8 +190,8 @@ class GradwireLocalHandler(_Handler):
 class _RankFiles:
     """Lets an accelerator save and load the state of its last handler.
 
-    Accelerate calls hooks before it loads the model and the optimizers, and `load_state_dict` of registered objects
-    afterwards.
+    Accelerate calls hooks before it loads the model and the optimizers, and calls `load_state_dict` of registered
+    objects afterwards.
     """
 
     handler: _Handler
@@ -214,10 +215,10 @@ _FILES: "weakref.WeakKeyDictionary[Accelerator, _RankFiles]" = weakref.WeakKeyDi
 
 
 def check(accelerator: Accelerator) -> None:
-    """Refuse an accelerator of one process or of sharded models, or whose gradients would be scaled.
+    """Raise an error if an accelerator has one process, shards models or scales gradients.
 
     Raises:
-        ValueError: it has one process, does not use DDP, or uses fp16.
+        ValueError: the accelerator has one process, does not use DDP, or uses fp16.
     """
     kind = accelerator.distributed_type
     if kind == DistributedType.NO:

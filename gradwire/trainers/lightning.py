@@ -29,7 +29,7 @@ from gradwire.trainers.rank_hook import FP16_REFUSED, RankHook, rank_file
 
 
 class _RankStrategy(DDPStrategy):
-    """A strategy with a hook, whose state each rank saves beside every checkpoint."""
+    """A strategy with a hook; each rank saves the hook's state beside every checkpoint."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class _RankStrategy(DDPStrategy):
         self._has_failed = False
 
     def _begin(self) -> None:
-        """Prepare to attach a hook."""
+        """Refuse fp16 with a scaler, and close the hook of an earlier `fit`, before a new hook is attached."""
         if getattr(self.precision_plugin, "scaler", None) is not None:
             raise ValueError(FP16_REFUSED)
         if self._state is not None:
@@ -82,7 +82,7 @@ class _RankStrategy(DDPStrategy):
 
     @override
     def teardown(self) -> None:
-        # Closing waits for the other ranks. After a failure they may never come; the process ends soon.
+        # Closing waits for the other ranks, which may never come after a failure. The process ends soon anyway.
         if self._state is not None and not self._has_failed:
             self._state.hook.close()
         super().teardown()
@@ -105,7 +105,8 @@ class GradwireDDPStrategy(_RankStrategy):
         hook: the hook of the last `fit`, which is closed when `fit` returns.
 
     Raises:
-        ValueError: a communication hook is among the options; `fit` raises it for fp16 and what `attach` refuses.
+        ValueError: the options contain a communication hook. `fit` raises ValueError for fp16 and for what `attach`
+            refuses.
     """
 
     hook: CompressionHook | None = None
@@ -138,19 +139,19 @@ class GradwireDDPStrategy(_RankStrategy):
     @override
     def post_backward(self, closure_loss: torch.Tensor) -> None:
         super().post_backward(closure_loss)
-        # Lightning runs backward inside `optimizer.step`, after the optimizer's pre-step hooks: so ask here.
+        # Lightning runs backward inside `optimizer.step`, after the optimizer's pre-step hooks, so call `step_ok` here.
         assert self.hook is not None
         if self.model.require_backward_grad_sync and not self.hook.step_ok():
             self.model.zero_grad(set_to_none=True)
 
 
 class GradwireLocalStrategy(_RankStrategy):
-    """Lightning's strategy for several processes with local steps: the module is in no wrapper.
+    """Lightning strategy for several processes that trains with local steps, without DDP around the module.
 
     Every rank trains on its own part of the data. Validation, tests and checkpoints use the outer copy, which is equal
-    on all ranks; metrics of training steps are of the rank's own parameters. `set_epoch` is called with the module's
-    `current_epoch`. Beside every checkpoint `NAME.ckpt` each rank saves its state, with that of its optimizers, as
-    `gradwire-RANK-NAME.safetensors`, which `trainer.fit(..., ckpt_path=...)` loads.
+    on all ranks; metrics of training steps are those of the rank's own parameters. `set_epoch` is called with the
+    module's `current_epoch`. Beside every checkpoint `NAME.ckpt` each rank saves its state and the state of its
+    optimizers, as `gradwire-RANK-NAME.safetensors`, which `trainer.fit(..., ckpt_path=...)` loads.
 
     Args:
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
@@ -162,7 +163,7 @@ class GradwireLocalStrategy(_RankStrategy):
         hook: the hook of the last `fit`, which is closed when `fit` returns.
 
     Raises:
-        ValueError: options of DDP are given; `fit` raises it for fp16 and what `attach_local` refuses.
+        ValueError: options of DDP are given. `fit` raises ValueError for fp16 and for what `attach_local` refuses.
     """
 
     hook: LocalHook | None = None

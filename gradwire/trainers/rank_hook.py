@@ -1,6 +1,7 @@
-"""What one rank keeps in a trainer, and the file of it beside each checkpoint.
+"""The state that one rank keeps in a trainer, and the rank's file with this state beside each checkpoint.
 
-Trainers save what rank 0 has, and hooks differ between ranks; with local steps, so do the optimizers.
+Every rank needs its own file, because trainers save only the state of rank 0, and hooks differ between ranks. With
+local steps the optimizers differ, too.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ class RankHook:
 
     Args:
         hook: the hook.
-        optimizers: those whose state differs between ranks.
+        optimizers: the optimizers whose state differs between ranks.
 
     Attributes:
         hook: the argument.
@@ -39,13 +40,13 @@ class RankHook:
         self._optimizers = optimizers
 
     def outer(self) -> contextlib.AbstractContextManager[None]:
-        """Let the model hold what is equal on all ranks in a `with` block; after `close` it holds that anyway."""
+        """With local steps, let the model hold the outer copy in a `with` block; with a closed hook, do nothing."""
         if isinstance(self.hook, LocalHook) and not self.hook.guard.closed:
             return self.hook.outer()
         return contextlib.nullcontext()
 
     def save(self, path: Path, **more: Any) -> None:
-        """Write the state and more values to a file of this rank's own; an older file is replaced at once."""
+        """Write the state, and the values in `more`, to this rank's file; an older file is replaced atomically."""
         hook, optimizers = self.hook.state_dict(), [each.state_dict() for each in self._optimizers]
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
@@ -53,7 +54,7 @@ class RankHook:
         partial.replace(path)
 
     def read(self, path: Path) -> dict[str, Any]:
-        """Return what this rank's file holds; every rank must call this method.
+        """Return the contents of this rank's file; every rank must call this method.
 
         Raises:
             ValueError: a rank has no file, or the files were not saved at the same step.
@@ -62,8 +63,8 @@ class RankHook:
         steps = gather_json(saved["hook"]["step"] if saved else None)
         if None in steps:
             raise ValueError(
-                f"there is no state of rank {steps.index(None)} beside {path}; resume from a checkpoint that this many "
-                "ranks saved, or load only its weights"
+                f"there is no state of rank {steps.index(None)} beside {path}; resume from a checkpoint of as many "
+                "ranks, or load only its weights"
             )
         if len(set(steps)) > 1:
             raise ValueError(
@@ -72,7 +73,7 @@ class RankHook:
         return saved
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Replace the state, and with local steps the model's parameters, with what `read` returned."""
+        """Replace the state, and with local steps also the model's parameters, with what `read` returned."""
         for optimizer, own in zip(self._optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(own)
         self.hook.load_state_dict(saved["hook"])

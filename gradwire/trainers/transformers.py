@@ -42,17 +42,17 @@ class _RankCallback(TrainerCallback, abc.ABC):
         **attach_options: Any,
     ) -> None:
         check(trainer.accelerator)
-        self._trainer = trainer  # callbacks see the model without DDP around it
+        self._trainer = trainer  # because callbacks get the model without DDP around it
         self._arguments = {"compressor": compressor, "collective": collective, **attach_options}
 
     @property
     def _optimizer(self) -> torch.optim.Optimizer:
-        optimizer: torch.optim.Optimizer = self._trainer.optimizer.optimizer  # inside Accelerate's
+        optimizer: torch.optim.Optimizer = self._trainer.optimizer.optimizer  # inside Accelerate's wrapper
         return optimizer
 
     @abc.abstractmethod
     def _attach(self) -> None:
-        """Set `hook` and `_state`."""
+        """Attach a hook, and set `hook` and `_state`."""
 
     @override
     def on_train_begin(
@@ -98,9 +98,9 @@ class GradwireCallback(_RankCallback):
     """Sends the gradients of a Trainer's model through a compressor and a collective.
 
     A step in which a rank's gradient is not finite is skipped on all ranks. `set_epoch` is called before each epoch.
-    Each `train` begins with a hook of its own, also after an exception and with another batch size.
-    Each rank saves its state in every checkpoint, as `gradwire-RANK.safetensors`. Training resumes from
-    `checkpoint-STEP` in `output_dir`, or from the folder that `TrainingArguments.resume_from_checkpoint` names.
+    Each call of `train` begins with a new hook, also after an exception or with another batch size. Each rank saves its
+    state in every checkpoint, as `gradwire-RANK.safetensors`. Training resumes from `checkpoint-STEP` in `output_dir`,
+    or from the folder that `TrainingArguments.resume_from_checkpoint` names.
 
     Args:
         trainer: the trainer, before it trains.
@@ -112,8 +112,8 @@ class GradwireCallback(_RankCallback):
         hook: the hook of the last training, which is closed when `train` returns; None before.
 
     Raises:
-        ValueError: the trainer does not use DDP, or uses fp16. `train` raises it for what `attach` refuses, for a
-            second callback of this kind, and if the checkpoint has no state of a rank.
+        ValueError: the trainer does not use DDP, or uses fp16. `train` raises ValueError for what `attach` refuses, for
+            a second callback of this kind, and if a rank's state is missing from the checkpoint.
     """
 
     hook: CompressionHook | None = None
@@ -154,7 +154,7 @@ class GradwireLocalCallback(_RankCallback):
     """Trains a Trainer's model with local steps: it is not put into DDP.
 
     `evaluate`, `predict`, `save_model` and checkpoints use the outer copy, which is equal on all ranks. Each rank saves
-    its state, with that of its optimizer, in every checkpoint, as `gradwire-RANK.safetensors`; training resumes as with
+    its state and its optimizer's state in every checkpoint, as `gradwire-RANK.safetensors`; training resumes as with
     `GradwireCallback`. `average_tokens_across_devices` is set to False, because it would exchange a number in every
     step. Logged losses are means over ranks, exchanged every `logging_steps` steps.
 
@@ -168,8 +168,8 @@ class GradwireLocalCallback(_RankCallback):
         hook: the hook of the last training, which is closed when `train` returns; None before.
 
     Raises:
-        ValueError: the trainer has one process, shards the model or uses fp16. `train` raises it for what
-            `attach_local` refuses, and if the checkpoint has no state of a rank.
+        ValueError: the trainer has one process, shards the model or uses fp16. `train` raises ValueError for what
+            `attach_local` refuses, and if a rank's state is missing from the checkpoint.
     """
 
     hook: LocalHook | None = None
@@ -210,7 +210,7 @@ class GradwireLocalCallback(_RankCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         model = self._trainer.model
-        best = copy.deepcopy(model.state_dict()) if args.load_best_model_at_end else None  # just loaded
+        best = copy.deepcopy(model.state_dict()) if args.load_best_model_at_end else None  # loaded just now
         super().on_train_end(args, state, control, **kwargs)
         if best is not None:
             model.load_state_dict(best)

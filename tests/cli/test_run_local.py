@@ -104,7 +104,7 @@ def test_ranks_with_different_numbers_of_steps_use_the_samples_that_the_rows_say
     assert "steps=auto follows measured times, so another run will not repeat this one" in killed.error
     folder = only_run(tmp_path / "runs")
     resized = execute("run", "--resume", str(folder), "--world-size", "3", "--resume-residuals", "sum", **told)
-    assert (resized.code, "gives every rank another number of steps, so the run cannot" in resized.error) == (2, True)
+    assert (resized.code, "gives ranks different numbers of steps, so the run cannot" in resized.error) == (2, True)
     resumed = execute("run", "--resume", str(folder), **told)
     assert resumed.code == 0, resumed.error
     found = rows(folder)
