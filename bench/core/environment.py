@@ -61,7 +61,7 @@ def failure_to_import_torch(error: BaseException) -> UsageError | None:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use: those of its affinity, or its CPU quota if smaller."""
+    """Return the number of cores that this process may use: those of its CPU affinity, or fewer by a CPU quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     quota = cpu_quota()
     return allowed if quota is None else max(1, min(allowed, int(quota)))

@@ -83,7 +83,7 @@ class RowWriter:
             ) from None
 
     def _repair(self, file: BinaryIO) -> str:
-        """Return the text to write before the next row: the missing part of the header, or what ends a cut line.
+        """Return the text to write before the next row: the missing part of the header, or the line end of a cut line.
 
         The text is empty if the file ends with a whole row.
         """

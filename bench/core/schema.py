@@ -334,7 +334,7 @@ LAYERS: tuple[Column, ...] = (
     identity("layer", str, "the parameter's name"),
     _layer("kind", str, "conv, linear, attention, embedding, norm, bias or other"),
     _layer("numel", int, "number of elements"),
-    _layer("payload", str, "kind of payload that the layer is sent as; several messages per step are joined by +"),
+    _layer("payload", str, "kind of payload in which the layer is sent; several kinds per step are joined by +"),
     _layer("payload_bytes", float, "encoded bytes per step, mean since the previous row", unit="bytes"),
     _layer("density_min", float, "smallest share of entries sent in one message, since the previous row"),
     _layer("density_mean", float, "mean share of entries sent in one message, since the previous row"),
@@ -347,10 +347,10 @@ LAYERS: tuple[Column, ...] = (
     _layer(
         "density_of_wanted_min",
         float,
-        "smallest (share sent / share wanted) of any step on rank 0; above 1 where at least one entry must be sent, "
-        "0 where all entries are zero",
+        "smallest (share sent / share wanted) of all steps on rank 0; above 1 if the wanted share is less than the one "
+        "entry that must be sent, 0 if all entries are zero",
     ),
-    _layer("density_of_wanted_max", float, "largest (share sent / share wanted) of any step on rank 0"),
+    _layer("density_of_wanted_max", float, "largest (share sent / share wanted) of all steps on rank 0"),
     _layer("residual_norm", float, "L2 norm of the error-feedback residual on rank 0 (empty: no residual is kept)"),
     seconds("layer", "encode_s", "time to encode the layer, mean per step (a bucket's time is split by layer size)"),
     _layer("chosen", str, "compressor and collective that auto now uses for the layer (empty: not chosen by auto)"),

@@ -1,4 +1,4 @@
-"""ServerProcess, a child process that answers requests, such as the one that forks ranks and the one of a network."""
+"""ServerProcess, a child process that answers requests: the process that forks ranks, or that of a virtual network."""
 
 import contextlib
 import multiprocessing

@@ -24,7 +24,7 @@ from bench.core.errors import UsageError
 from bench.core.functions import described
 from collectives.options import Option, OptionError, options_of
 
-# Default of an option whose value the program chooses when it resolves the configuration.
+# Default of an option for which the program chooses a value if the user gives none.
 NOT_GIVEN: Any = None
 
 

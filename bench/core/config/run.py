@@ -321,7 +321,7 @@ class RunConfig(RanksConfig):
         float | None,
         Ge(0),
         Le(8),
-        Doc("like target_accuracy for a text: bits per byte of the held-out text"),
+        Doc("like target_accuracy, but for a text: bits per byte of the held-out text"),
         Flag(MEASUREMENT),
     ] = None
     stop_at_target: Annotated[
@@ -410,7 +410,7 @@ class RunConfig(RanksConfig):
         return self.target_accuracy is not None or self.target_bits_per_byte is not None
 
     def reaches_target(self, accuracy: float | None, bits_per_byte: float | None) -> bool:
-        """Return True if these values of an evaluation reach the run's target; False if it has none.
+        """Return True if the run has a target and these values of an evaluation reach it.
 
         Args:
             accuracy: the test accuracy, 0 to 1; None if it was not measured.
