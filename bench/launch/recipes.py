@@ -17,7 +17,7 @@ from bench.core.errors import UsageError
 from collectives.options import did_you_mean
 
 _FILES = importlib.resources.files("bench") / "recipes"
-# Options that replace each other: if the user gives one of a pair, the recipe's value of the other is left out.
+# Pairs of options that replace each other: if the user gives one, the recipe's value of the other is left out.
 _ALTERNATIVES = ({"epochs", "steps"}, {"target_accuracy", "target_bits_per_byte"})
 # Options that change the result. If a recipe does not state one of these options, the recipe means the default.
 _CHANGE_THE_RESULT = (

@@ -37,7 +37,7 @@ class Components:
 
 
 def option_refusals(options: RunConfig) -> list[Refusal]:
-    """Return the refusals that depend only on the options."""
+    """Return the impossible combinations of options, as far as options alone show them."""
     is_tracker_missing = options.track != "none" and importlib.util.find_spec(options.track) is None
     return [
         Refusal(
@@ -69,7 +69,7 @@ def option_refusals(options: RunConfig) -> list[Refusal]:
 
 
 def host_refusals(options: RanksConfig, cluster: Cluster | None) -> list[Refusal]:
-    """Return the refusals about hosts: virtual hosts, or machines if there is no cluster of virtual hosts."""
+    """Return the impossible combinations of options and hosts; without a cluster, the hosts are machines."""
     world_size, nnodes = options.world_size or DEFAULT_WORLD_SIZE, options.nnodes
     described = f"{len(cluster.hosts)} virtual hosts with {cluster.ranks_per_host} rank(s) each" if cluster else ""
     return [
@@ -97,7 +97,7 @@ def host_refusals(options: RanksConfig, cluster: Cluster | None) -> list[Refusal
 
 
 def sample_refusals(config: RunConfig) -> list[Refusal]:
-    """Return the refusals about the numbers of samples and ranks."""
+    """Return the impossible combinations of options and numbers of samples and ranks."""
     straggler = Straggler.parse(config.straggler) if config.straggler else None
     held_out, replicas, accumulate = config.holdout_size, config.replicas, config.accumulate
     train_size, test_size = config.train_size - held_out, held_out or config.test_size
@@ -132,7 +132,7 @@ def sample_refusals(config: RunConfig) -> list[Refusal]:
 
 
 def straggler_refusals(straggler: Straggler | None, world_size: int) -> list[Refusal]:
-    """Return the refusals about a straggler that is not one of the ranks."""
+    """Return the impossible combination of a straggler and too few ranks."""
     last = straggler and str(dataclasses.replace(straggler, rank=world_size - 1))
     return [
         Refusal(
@@ -144,7 +144,7 @@ def straggler_refusals(straggler: Straggler | None, world_size: int) -> list[Ref
 
 
 def training_refusals(config: RunConfig, parts: Components) -> list[Refusal]:
-    """Return the refusals about the data set, the targets and the schedule."""
+    """Return the impossible combinations of options about the data set, the targets and the schedule."""
     dataset, of_accuracy = parts.dataset.component_name, {"target_bits_per_byte": None, "target_accuracy": 0.95}
     return [
         Refusal(
@@ -181,7 +181,10 @@ def training_refusals(config: RunConfig, parts: Components) -> list[Refusal]:
 
 
 def class_refusals(config: RunConfig, num_classes: int) -> list[Refusal]:
-    """Return the refusals about the number of classes: too many classes per rank, too few ranks for all classes."""
+    """Return the impossible combinations of --partition and a number of classes.
+
+    They have more classes per rank than there are, or too few ranks for all classes.
+    """
     per_rank = Partition.parse(config.partition).per_rank or 0
     enough = math.ceil(num_classes / config.replicas)
     return [
@@ -202,7 +205,7 @@ def class_refusals(config: RunConfig, num_classes: int) -> list[Refusal]:
 
 
 def clipping_refusals(config: RunConfig, parts: Components) -> list[Refusal]:
-    """Return the refusals of gradient clipping by methods with which no rank has the mean gradient."""
+    """Return the impossible combinations of --clip-norm and methods with which no rank has the mean gradient."""
     method, is_clipped = parts.compressor.component_name, config.clip_norm is not None
     instead = f" ({method}:clip_norm clips before it)" if hasattr(parts.compressor, "clip_norm") else ""
     return [
@@ -222,7 +225,10 @@ def clipping_refusals(config: RunConfig, parts: Components) -> list[Refusal]:
 
 
 def bucket_refusals(config: RunConfig, parts: Components, model_mb: float) -> list[Refusal]:
-    """Return the refusals of compressors of whole models; `model_mb` is the size of the model's gradients in MiB."""
+    """Return the impossible combinations of --bucket-mb and compressors that need the whole model in one bucket.
+
+    `model_mb` is the size of the model's gradients in MiB.
+    """
     bucket_mb = config.bucket_mb
     return [
         Refusal(
@@ -234,7 +240,7 @@ def bucket_refusals(config: RunConfig, parts: Components, model_mb: float) -> li
 
 
 def resizing_refusals(config: RunConfig, parts: Components) -> list[Refusal]:
-    """Return the refusals about resuming a run with another number of ranks."""
+    """Return the reasons, as refusals, why a run cannot resume with another number of ranks."""
     are_hosts_fixed = config.cluster is not None or config.nnodes > 1
     obstacles = (
         "the run's hosts are part of its configuration" if are_hosts_fixed else "",

@@ -252,7 +252,7 @@ def _options(settings: Settings) -> RunConfig:
 
 
 def _refusals(where: str, settings: list[Settings], outcomes: Sequence[RunConfig | UsageError]) -> str:
-    """Return an error message with one line per reason, each after the options common to its configurations."""
+    """Return an error message with one line per reason: the options that its configurations share, then the reason."""
     shared: dict[str, Settings] = {}
     for each, outcome in zip(settings, outcomes, strict=True):
         if isinstance(outcome, UsageError):

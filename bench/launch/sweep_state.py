@@ -22,12 +22,12 @@ _STATES: dict[str, PastState] = {"ok": "done", "failed": "failed", "timeout": "f
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PastRun:
-    """A run that was started before.
+    """A run that was started earlier.
 
     Attributes:
         folder: the run's folder.
-        summary: content of `status.json`; empty if there is none.
-        resumed: content of `resume.json`; empty if there is none.
+        summary: content of `status.json`; empty if there is no such file.
+        resumed: content of `resume.json`; empty if there is no such file.
     """
 
     folder: RunFolder

@@ -120,7 +120,10 @@ def explain(folder: RunFolder) -> str:
 
 
 def _first_failure(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the report of the first rank that failed, but not by losing a peer; None if no such rank is the cause."""
+    """Return the report of the first rank that failed by its own error, not because it lost another rank.
+
+    Return None if there is no such report, or if its error is a consequence of a killed rank.
+    """
     own = [report for report in reports_of(folder) if not report["lost_a_peer"]]
     is_by_another = own and _LOST_CONNECTION.search(own[0]["message"]) and _killed(_log_of(folder))
     return None if not own or is_by_another else own[0]
@@ -131,7 +134,7 @@ def _log_of(folder: RunFolder) -> str:
 
 
 def is_disk_full(folder: RunFolder) -> bool:
-    """Return True if less than 1 MiB of disk space is left: a rank may have failed without being able to report it."""
+    """Return True if less than 1 MiB of disk space is left, so that a rank may have failed without reporting it."""
     return shutil.disk_usage(folder.path).free < _FREE_BYTES_NEEDED
 
 
