@@ -60,7 +60,7 @@ class Checkpointer:
         self._folder = folder
         self._checkpoints = Checkpoints(folder)
         self._rank = dist.get_rank()
-        # One rank per folder completes checkpoints: virtual hosts share one folder, each machine has its own.
+        # One rank per folder completes checkpoints. Virtual hosts share one folder; each machine has its own folder.
         self._completes = (int(os.environ["LOCAL_RANK"]) if config.nnodes > 1 else self._rank) == 0
         self._group: Any = None  # used by the thread only
         if config.checkpoint_every:

@@ -183,7 +183,7 @@ def _means(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> 
 
 
 def train_sample(train: Samples) -> Samples:
-    """Return the training samples to evaluate: always the same, with the classes in proportion to the training set."""
+    """Return the training samples to evaluate: always the same ones, with about the set's class proportions."""
     return train.subset(min(TRAIN_SAMPLES, len(train)))
 
 
@@ -195,8 +195,8 @@ class RankData:
         train: the training samples.
         shards: the partition of the training samples: the indices of each replica's samples.
         fed: the numbers of the shards from which this rank makes batches.
-        train_sample: the training samples to evaluate.
-        test: the samples to evaluate on.
+        train_sample: the training samples to evaluate on.
+        test: the test samples, or held-out training samples, to evaluate on.
         columns: columns of `metrics.csv` that describe the data, by name; they are the same in all rows.
     """
 

@@ -109,7 +109,7 @@ def run(
             _call(module, "prepare", folder)
         restarts = Restarts(start, folder) if _call(module, "ranks_may_leave", folder) else None
         count = ranks_per_host if restarts is None else 1  # ranks that end together if one of them fails
-        gc.freeze()  # a garbage collection in a rank would copy memory that it shares with this process
+        gc.freeze()  # otherwise, garbage collection in the ranks would copy the memory that they share
         try:
             for first in range(0, len(hosts) * ranks_per_host, count):
                 running[first] = start(range(first, first + count))
@@ -177,10 +177,10 @@ class Restarts:
         self._due: dict[int, float] = {}
 
     def schedule(self, rank: int, result: RunProcsResult) -> bool:
-        """Return True if a rank was lost, and start it again after a pause; else return False.
+        """Schedule a lost rank to start again after a pause; return True if the rank will start again.
 
-        The result is False if the rank failed by an error of its own, or its start has failed too often. When a rank
-        starts again, its error report is removed, because the job goes on.
+        The result is False if the rank failed by its own error, or if its start has failed too often. The error report
+        of a rank that will start again is removed, because the job goes on.
         """
         joined = self._folder.joined(rank)
         self._failed_starts[rank] = 0 if joined.exists() else self._failed_starts[rank] + 1
@@ -198,7 +198,7 @@ class Restarts:
         return True
 
     def start_due(self) -> dict[int, PContext]:
-        """Start the ranks whose pause is over, and return them."""
+        """Start the ranks whose pause is over, and return their processes by rank."""
         now = time.monotonic()
         due = [rank for rank, at in self._due.items() if at <= now]
         for rank in due:
@@ -240,7 +240,7 @@ def _wait(module: str, running: dict[int, PContext], grace_s: float, restarts: R
 
 
 def _call(module: str, name: str, folder: RunFolder) -> Any:
-    """Call the module's function of this name with the folder's path; return None if it does not exist or fails."""
+    """Return the result of the module's function of this name for the folder; None if it does not exist or fails."""
     function = getattr(importlib.import_module(module), name, lambda _: None)
     try:
         return function(str(folder.path))

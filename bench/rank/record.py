@@ -250,8 +250,8 @@ class Recorder:
         Args:
             columns: values of columns of `metrics.csv`, by column name; values of rank 0 are recorded.
             figures: this rank's values for columns that combine all ranks. So far: `samples` used and `skipped_steps`.
-                Since the previous row: `train_loss` (mean), `steps_per_s` and `cpu_s_per_step`, each None if there were
-                no such steps.
+                Since the previous row: `train_loss` (mean), `steps_per_s` and `cpu_s_per_step`; each of them is None if
+                no step was measured.
         """
         everyone = self._gathered(figures)
         reached = self.config.reaches_target(columns["test_accuracy"], columns["test_bits_per_byte"])
