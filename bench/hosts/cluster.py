@@ -184,7 +184,7 @@ class HostLink:
 
     @property
     def mean_rates(self) -> tuple[float | None, float | None]:
-        """Return (uplink rate, downlink rate) in bits per second, of a trace the mean; None for an unlimited rate."""
+        """Return (mean uplink rate, mean downlink rate) in bits per second; None for a rate that is not limited."""
         return (
             self.uplink_trace.mean_bps if self.uplink_trace else self.uplink_bps,
             self.downlink_trace.mean_bps if self.downlink_trace else self.downlink_bps,
@@ -266,7 +266,7 @@ class Cluster:
     def columns(self) -> dict[str, Any]:
         """Return the values of a result row's columns about links, by column name.
 
-        Each value is the worst one of all hosts, such as the lowest rate and the longest latency. Rates are in bits per
+        Each number is the worst of all hosts, such as the lowest rate and the longest latency. Rates are in bits per
         second, or None if no host is limited. `cluster_digest` tells clusters of unequal hosts apart. It is None if all
         hosts are equal, because then the other columns describe the cluster completely.
         """

@@ -155,7 +155,7 @@ def measure(cluster: Cluster, congestion_control: str) -> NetworkReport:
         RunFailed: a host cannot reach its neighbour.
     """
     num_hosts = len(cluster.hosts)
-    # One direction of the ring is enough if all links are equal, or if there are two hosts, because it includes both.
+    # One direction of the ring is enough if all links are equal. With two hosts, one direction is both directions.
     steps = (1,) if cluster.is_uniform or num_hosts == 2 else (1, num_hosts - 1)
     flows = [
         flow

@@ -1,4 +1,4 @@
-"""The supervisor of virtual hosts: a process that builds their network, measures it, and keeps it for several jobs.
+"""The supervisor of virtual hosts: a process that builds their network, measures it, and keeps it while it runs.
 
 `bench.hosts.virtual_network` starts the supervisor as ``python -m bench.hosts.supervisor CONNECTION`` in private user,
 network and mount namespaces. The supervisor reads requests from the connection. The first request is the cluster; the
