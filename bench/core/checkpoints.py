@@ -1,8 +1,8 @@
 """Write, check and remove the checkpoints of a run folder.
 
 A checkpoint is a folder with one safetensors file per rank of this machine and a manifest, `manifest.json`. The
-manifest is written last; a checkpoint without it is incomplete and ignored. Every file is written under a temporary
-name, synced, and renamed.
+manifest is written last; a checkpoint without a manifest is incomplete and ignored. Every file is first written under a
+temporary name, then synced to disk, then renamed.
 """
 
 import contextlib
@@ -82,24 +82,24 @@ class Checkpoints:
     folder: RunFolder
 
     def at(self, step: int) -> Path:
-        """Return the path of the folder of the checkpoint made after this optimizer step."""
+        """Return the folder of the checkpoint that was made after optimizer step `step`."""
         return self.folder.checkpoints / f"step-{step:09d}"
 
     def file(self, step: int, rank: int) -> Path:
-        """Return the path of a rank's file in the checkpoint made after this optimizer step."""
+        """Return the path of a rank's file in the checkpoint that was made after optimizer step `step`."""
         return self.at(step) / f"rank-{rank}.safetensors"
 
     def steps(self) -> list[int]:
-        """Return the optimizer steps after which complete checkpoints were made, newest first."""
+        """Return the step number of each complete checkpoint (optimizer steps done when it was made), newest first."""
         folders = (manifest.parent for manifest in self.folder.checkpoints.glob(f"step-*/{_MANIFEST}"))
         steps = (folder.name.removeprefix("step-") for folder in folders)
         return sorted((int(step) for step in steps if step.isdecimal()), reverse=True)
 
     def manifest(self, step: int) -> Manifest:
-        """Read the manifest of the checkpoint made after this optimizer step.
+        """Read the manifest of the checkpoint that was made after optimizer step `step`.
 
         Raises:
-            UsageError: the file cannot be read, is not a manifest, or has the format of another version.
+            UsageError: the file cannot be read, is not a manifest, or was written by a version with another format.
         """
         path = self.at(step) / _MANIFEST
         try:
@@ -124,10 +124,10 @@ class Checkpoints:
         )
 
     def check(self, step: int, config: RunConfig) -> Manifest:
-        """Check that the run can resume from the checkpoint made after this step; return the checkpoint's manifest.
+        """Check that the run can resume from the checkpoint of step `step`; return the checkpoint's manifest.
 
-        The digest in the manifest must be that of `config`, or the run's digest before its number of ranks changed. The
-        ranks' files must have their full length, but their content is not read.
+        The manifest's digest must equal `config.digest`, or the digest that the run had before its number of ranks
+        changed. Each rank's file must have the length that the manifest states; the file's content is not read.
 
         Raises:
             UsageError: the checkpoint belongs to another run or configuration, or files or rows are missing.
@@ -136,7 +136,7 @@ class Checkpoints:
         digests = (config.digest, (read_json(self.folder.resume) or {}).get("digest_before"))
         if manifest.digest not in digests or manifest.run_id != self.folder.run_id:
             raise UsageError(
-                f"{path} belongs to run {manifest.run_id} ({manifest.digest}), and the configuration here is "
+                f"{path} belongs to run {manifest.run_id} ({manifest.digest}), and config.json here has digest "
                 f"{config.digest}; put the run's own config.json and checkpoints back, or start the run again"
             )
         for rank, facts in manifest.files.items():
@@ -154,44 +154,44 @@ class Checkpoints:
         return manifest
 
     def complete(self, manifest: Manifest) -> None:
-        """Complete a checkpoint by writing its manifest, with the format's number and this package's version."""
+        """Complete a checkpoint by writing its manifest, which also names the format and this package's version."""
         head = {"kind": _MARK, "format": FORMAT, "version": version_of("gradwire")}
         write_json(self.at(manifest.step) / _MANIFEST, head | dataclasses.asdict(manifest))
 
     def write(self, step: int, rank: int, save: Callable[[Path], object]) -> FileFacts:
-        """Write a rank's file of a checkpoint and return its length and checksum; the file is then on the disk.
+        """Write one rank's file of a checkpoint and sync it to disk; return the file's length and checksum.
 
         Args:
-            step: optimizer steps done.
+            step: number of optimizer steps done.
             rank: the rank.
-            save: called with a path, to which it writes the file.
+            save: writes the file to the path that it is called with.
 
         Raises:
-            OSError: the disk is full or the file cannot be written; no part of the file is left.
+            OSError: the disk is full or the file cannot be written; then no part of the file is left.
         """
         self.at(step).mkdir(parents=True, exist_ok=True)
         with replacing(self.file(step, rank)) as temporary:
             save(temporary)
-            temporary.chmod(self.at(step).stat().st_mode & 0o666)  # by the umask; safetensors writes for the owner only
+            temporary.chmod(self.at(step).stat().st_mode & 0o666)  # by umask; safetensors allows only the owner to read
             facts = FileFacts.of(temporary)
         sync_folder(self.folder.checkpoints)
         sync_folder(self.folder.path)
         return facts
 
     def remove(self, compare: Callable[[str, str], bool], step: int) -> None:
-        """Remove the checkpoints that `compare` selects, complete or not; leave files that cannot be removed.
+        """Remove the checkpoints, complete or incomplete, that `compare` selects; skip files that cannot be removed.
 
-        No rank may be writing a checkpoint that is selected.
+        No rank may be writing a selected checkpoint.
 
         Args:
-            compare: called with the names of a checkpoint's folder and of the folder of `step`; True removes the
-                checkpoint. For example, `operator.lt` removes checkpoints older than that of `step`.
+            compare: called with two folder names: of a checkpoint, and of the checkpoint of `step`. If it returns True,
+                the first checkpoint is removed. For example, `operator.lt` removes checkpoints older than `step`.
             step: optimizer step of the checkpoint to compare with.
         """
         for path in list(self.folder.checkpoints.glob("step-*")):
             if compare(path.name, self.at(step).name):
                 with contextlib.suppress(OSError):
-                    (path / _MANIFEST).unlink(missing_ok=True)  # first: a half-removed one must not look complete
+                    (path / _MANIFEST).unlink(missing_ok=True)  # first: half-removed must not look complete
                 shutil.rmtree(path, ignore_errors=True)
 
 
@@ -200,8 +200,8 @@ def cut_rows(folder: RunFolder, rows: dict[str, int]) -> None:
 
     Args:
         folder: the run's folder.
-        rows: number of bytes to keep of each CSV file, by file name. If it is empty (there is no checkpoint), all rows
-            and `choices.jsonl` are removed.
+        rows: number of bytes to keep of each CSV file, by file name. An empty dict means that there is no checkpoint;
+            then all rows and `choices.jsonl` are removed.
     """
     for path in folder.tables:
         if path.exists():

@@ -11,7 +11,7 @@ from bench.core.config.configuration import Configuration
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Column:
-    """One column of a CSV file. Each column is declared once and equals only itself.
+    """One column of a CSV file. Each column is declared once and compares equal only to itself.
 
     Attributes:
         group: heading under which the documentation lists the column.
@@ -21,8 +21,8 @@ class Column:
         unit: unit of a number; empty for text and plain counts.
         better: the direction in which values improve; empty if neither direction is better.
         deterministic: True if two runs with the same configuration and seed on one machine have the same value.
-        absent: value to assume for rows of files without this column; in columns that describe how or where a run was
-            made, also for rows whose cell is empty.
+        absent: value to assume in rows of a file that lacks this column. If the column describes how or where a run
+            was made, this is also the value to assume for an empty cell.
     """
 
     group: str
@@ -88,7 +88,7 @@ def from_cell(cell: str, type_: type) -> Any:
         return None
     if type_ is bool:
         if cell.lower() not in ("true", "false"):
-            raise ValueError(f"'{cell}' is neither true nor false, the values of its column")
+            raise ValueError(f"'{cell}' is not one of true and false, the only values of its column")
         return cell.lower() == "true"
     if type_ is str:
         return cell

@@ -1,8 +1,8 @@
 """Read the kernel's counters during training: bytes sent and received, and CPU time of other processes.
 
 The other processes are other programs, and the forwarder that passes frames between virtual hosts.
-A virtual host is a network namespace with one interface beside the loopback, so the interface's counters hold the
-traffic of the job alone: payload, TCP/IP and Ethernet headers, acknowledgements, address resolution.
+A virtual host is a network namespace with one interface beside the loopback, so the interface's counters hold only the
+job's traffic: payload, TCP/IP and Ethernet headers, acknowledgements, address resolution.
 
 Source: Linux, `/proc/<pid>/net/dev` (proc_pid_net(5)), which counts whole Ethernet frames without their checksum;
 `/proc/stat` and `/proc/<pid>/stat` (proc_stat(5), proc_pid_stat(5)), in steps of 10 ms.
@@ -21,7 +21,7 @@ from typing_extensions import override
 
 WireHeaders = Literal["exact", "estimated"]
 
-# Set for every process on a virtual host to "exact" (the interface counts real frames) or "estimated".
+# Environment variable of every process on a virtual host: "exact" (the interface counts real frames) or "estimated".
 WIRE_HEADERS_VARIABLE = "BENCH_WIRE_HEADERS"
 
 # Largest Ethernet frame: 14 bytes of header and an MTU of 1500.
@@ -29,13 +29,13 @@ FRAME_BYTES = 1514
 # Headers of a frame: Ethernet 14, IPv4 20, TCP 20 + 12 bytes of timestamps. A full frame carries 1448 bytes of payload.
 FRAME_HEADER_BYTES = 66
 
-# Counters of the calling thread's network namespace, which may differ from that of its process.
+# Counters of the calling thread's network namespace, which may be another namespace than that of its process.
 _COUNTERS = Path("/proc/thread-self/net/dev")
 
 
 @dataclasses.dataclass(frozen=True)
 class InterfaceBytes:
-    """Bytes of Ethernet frames since the network namespace was made, summed over all interfaces but the loopback."""
+    """Bytes of Ethernet frames since the network namespace was made, summed over all interfaces except loopback."""
 
     sent: float
     received: float
@@ -47,9 +47,10 @@ def interface_bytes(headers: WireHeaders | None = None) -> InterfaceBytes:
     The difference of two readings is the traffic between them.
 
     Args:
-        headers: "exact" returns the kernel's counters. "estimated" adds the headers that they miss with segmentation
-            offload, because the kernel counts a packet of up to 64 kB with one header although a wire would carry it in
-            44 frames. None stands for the environment variable `WIRE_HEADERS_VARIABLE`, or "exact" if it is not set.
+        headers: "exact" returns the kernel's counters. "estimated" adds the headers that the counters miss with
+            segmentation offload: the kernel counts a packet of up to 64 kB with one header, although a wire would carry
+            the packet in 44 frames. None uses the value of the environment variable `WIRE_HEADERS_VARIABLE`, or "exact"
+            if the variable is not set.
     """
     if headers is None:
         headers = "estimated" if os.environ.get(WIRE_HEADERS_VARIABLE) == "estimated" else "exact"
@@ -96,7 +97,7 @@ def _on_the_wire(num_bytes: int, num_packets: int, headers: WireHeaders) -> floa
     return num_bytes + FRAME_HEADER_BYTES * max(0.0, num_frames - num_packets)
 
 
-# Share of the cores' time from which the user is warned; an idle machine uses less by itself.
+# If other programs use a larger share of the cores' time, the user is warned. On an idle machine they use less.
 NOTEWORTHY_SHARE = 0.1
 
 
@@ -114,7 +115,7 @@ class CpuUse(abc.ABC):
 
     @abc.abstractmethod
     def _read(self) -> tuple[float, float] | None:
-        """Return CPU seconds used and available since a fixed time in the past; None if there is nothing to count."""
+        """Return (CPU seconds used, CPU seconds available) since a fixed time; None if there is nothing to count."""
 
     def start(self) -> None:
         """Begin an interval."""
@@ -144,7 +145,7 @@ class OtherWork(CpuUse):
 
     @override
     def _read(self) -> tuple[float, float]:
-        """Return CPU seconds of programs outside the run, and total seconds of the usable cores, since the boot."""
+        """Return (CPU seconds of programs outside the run, total seconds of the usable cores), both since boot."""
         usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
         cores = [core for number, core in enumerate(psutil.cpu_times(percpu=True)) if number in usable]
         # steal: used by other virtual machines
@@ -154,8 +155,8 @@ class OtherWork(CpuUse):
         with contextlib.suppress(psutil.Error):
             first = psutil.Process(self._root)
             for process in (first, *first.children(recursive=True)):
-                with contextlib.suppress(psutil.Error):  # it has just ended, so its parent's times include it
-                    own_s += sum(process.cpu_times()[:4])  # user and system, of itself and of its ended children
+                with contextlib.suppress(psutil.Error):  # a process that has just ended is in its parent's times
+                    own_s += sum(process.cpu_times()[:4])  # user and system times of the process and its ended children
         return busy_s - own_s, busy_s + waiting_s
 
     @property
@@ -171,7 +172,7 @@ def launcher_of_rank() -> int:
     return int(above[-1].pid) if above else os.getpid()
 
 
-# Set for every process on a virtual host with a forwarder: the path of the forwarder's thread below /proc.
+# Environment variable of every process on a virtual host, if there is a forwarder: path of its thread below /proc.
 FORWARDER_VARIABLE = "BENCH_FORWARDER_TASK"
 
 _UTIME, _STIME = 11, 12  # fields of /proc/.../stat after the process's name, which ends with the last bracket
@@ -180,7 +181,7 @@ _UTIME, _STIME = 11, 12  # fields of /proc/.../stat after the process's name, wh
 def forwarder_cpu_s() -> float | None:
     """Return the CPU seconds used so far by the forwarder between virtual hosts; None if there is no forwarder.
 
-    The kernel counts in steps of 10 ms.
+    The kernel counts CPU time in units of 10 ms.
     """
     if (task := os.environ.get(FORWARDER_VARIABLE)) is None:
         return None
@@ -189,7 +190,7 @@ def forwarder_cpu_s() -> float | None:
 
 
 class ForwarderUse(CpuUse):
-    """CPU time of the forwarder between virtual hosts; `share` is its share of one core."""
+    """CPU time of the forwarder between virtual hosts; `share` is the share of one core that the forwarder used."""
 
     @override
     def _read(self) -> tuple[float, float] | None:

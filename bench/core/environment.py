@@ -32,17 +32,17 @@ ENOUGH_FILES = 1024
 
 
 def try_without_variables(beginnings: tuple[str, ...] = TORCH_VARIABLES) -> str:
-    """Return the end of an error message, which suggests to unset environment variables; empty if none of them is set.
+    """Return a suggestion to unset environment variables, to append to an error message; empty if none is set.
 
     Args:
-        beginnings: prefixes of the names of the variables.
+        beginnings: prefixes of the variables' names.
     """
     given = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(beginnings)]
     return f"; try without {' and '.join(given)} in the environment" if given else ""
 
 
 def possible_causes() -> str:
-    """Return the end of an error message, which names limits and environment variables that may make torch fail."""
+    """Return the limits and environment variables that may make torch fail, as text to append to an error message."""
     files, memory = (resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS))
     return (
         (f"; `ulimit -n` is {files}; raise it to {ENOUGH_FILES}" if 0 <= files < ENOUGH_FILES else "")
@@ -61,7 +61,7 @@ def failure_to_import_torch(error: BaseException) -> UsageError | None:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may keep busy: those it may run on, or fewer by a CPU quota."""
+    """Return the number of cores that this process may use: those of its CPU affinity, or fewer by a CPU quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     quota = cpu_quota()
     return allowed if quota is None else max(1, min(allowed, int(quota)))
@@ -70,7 +70,7 @@ def usable_cores() -> int:
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """Return the smallest CPU quota of the control groups that hold this process, in cores; None if there is none.
 
-    Containers limit their processes so. Inside one, the group may be shown as the root of all groups.
+    Containers limit their processes by such quotas. Inside a container, its group may appear as the root of all groups.
 
     Args:
         root: the folder that holds ``proc`` and ``sys``.
@@ -81,7 +81,7 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
         if not controllers:  # version 2
             mounted, read = groups, _quota_of_version_2
         elif "cpu" in controllers.split(","):
-            name = controllers if (groups / controllers).is_dir() else "cpu"  # usually both: one is a link
+            name = controllers if (groups / controllers).is_dir() else "cpu"  # usually one links to the other
             mounted, read = groups / name, _quota_of_version_1
         else:
             continue
@@ -101,7 +101,7 @@ def _quota_of_version_1(group: Path) -> float | None:
 
 
 def _text(path: Path) -> str:
-    """Return the text of a file of the kernel's; empty if there is none, or it may not be read."""
+    """Return the text of a kernel file, such as `/proc/cpuinfo`; empty if the file is missing or cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -112,8 +112,8 @@ def _text(path: Path) -> str:
 def cpu_model() -> str:
     """Return the processor's name and its widest vector instructions, such as "... with AVX-512".
 
-    Virtual machines give processors with and without AVX-512 the same name, but torch rounds sums differently on the
-    two, and encoding takes up to twice as long without AVX-512.
+    The name alone is not enough: virtual machines give processors with and without AVX-512 the same name, but torch
+    rounds sums differently on the two, and encoding takes up to twice as long without AVX-512.
     """
     vectors = [name for flag, name in VECTORS.items() if flag in cpu_flags()]
     return " with ".join([_name_of_cpu(), *vectors[:1]])
@@ -136,7 +136,7 @@ def version_of(package: str) -> str:
 
 @functools.cache
 def checkout() -> tuple[str, bool | None]:
-    """Return the commit of the git checkout that holds this package, and whether tracked files have changes.
+    """Return the commit of the git checkout that holds this package, and True if tracked files have changes.
 
     The result is ("", None) if the package is not in a checkout.
     """
@@ -166,7 +166,7 @@ def kernels(device: str = "cpu") -> Kernels:
 
 
 def origin_columns(device: str = "cpu") -> dict[str, Any]:
-    """Return the columns of `metrics.csv` about machine and versions (group `origin`), except `started_at`, by name.
+    """Return the values of the column group `origin` (machine and versions), except `started_at`, by column name.
 
     Args:
         device: device of the ranks, "cpu" or "cuda".

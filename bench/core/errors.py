@@ -5,8 +5,8 @@ The sentence says what is wrong and what to do. Any other exception is a bug: ex
 
 from typing import ClassVar
 
-# Values of the column `error_kind`: the exception of a rank whose training diverged, and those of all runs that would
-# fail again if they were resumed.
+# Values of the column `error_kind`. `DIVERGED`: training diverged on a rank. `FAIL_AGAIN`: a run with such an error
+# would fail again if it were resumed.
 DIVERGED = "Diverged"
 FAIL_AGAIN = frozenset({DIVERGED, "NeverFinite", "NonFiniteGradient"})
 

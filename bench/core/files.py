@@ -1,6 +1,6 @@
-"""Check, find, create and read files and folders that a user names; a `UsageError` reports every mistake.
+"""Check, find, create and read files and folders that a user names; every mistake of the user is a `UsageError`.
 
-Pipes and devices are refused before they are opened, because reading or writing one might never end.
+Pipes and devices are refused before they are opened, because reading from them or writing to them might never end.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
     Raises:
         UsageError: the file system does not support locks.
     """
-    # Some network file systems lock only files opened for writing; a folder cannot be opened so.
+    # Some network file systems lock only files opened for writing; a folder cannot be opened for writing.
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     is_held = True
     try:
@@ -113,7 +113,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the disk holds the folder's list of files, such as a new or changed name of a file."""
+    """Wait until the names of a folder's files, including new and changed names, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -123,9 +123,9 @@ def sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file, which atomically replaces `path` when the block ends and is then on the disk.
+    """Yield the path of a temporary file; at the end of the block, sync that file and atomically rename it to `path`.
 
-    If the block or the replacement fails, `path` keeps its old content.
+    If the block or the renaming fails, `path` keeps its old content.
 
     Raises:
         OSError: the disk is full or the file cannot be written.
@@ -185,7 +185,7 @@ def refuse_unknown(table: Mapping[str, Any], known: Collection[str], *, where: s
     Raises:
         UsageError: "x.toml: there is no 'hots' (did you mean 'host'?); known are ...".
     """
-    from collectives.options import did_you_mean  # imports pydantic, so only if it is needed
+    from collectives.options import did_you_mean  # imported only when needed, because it imports pydantic
 
     for key in table:
         if key not in known:

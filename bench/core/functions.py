@@ -1,7 +1,7 @@
-"""Components that a user gives as a function in a file of their own: `path/net.py:build` or `package.module:build`.
+"""Components that a user defines as a function in their own file: `path/net.py:build` or `package.module:build`.
 
 The function's parameters are the component's options: `net.py:build:width=64` calls `build(width=64)`. A hash of the
-file is an option too, so that it is part of every row and of the experiment's identity.
+file is an option too, so that the hash is part of every result row and of the experiment's identity.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ class Function:
     """A function in a user's file.
 
     Attributes:
-        name: the text that names it, such as ``path/net.py:build``.
+        name: the text that names the function, such as ``path/net.py:build``.
         path: the file.
-        hash: hexadecimal digits of the SHA-256 of the file.
+        hash: first 12 hexadecimal digits of the SHA-256 of the file.
         call: the function itself.
     """
 
@@ -45,7 +45,7 @@ class Function:
     call: Callable[..., Any]
 
     def failure(self, error: BaseException) -> PluginError:
-        """Return the error that says in one sentence where in the file an exception came from."""
+        """Return an error that says in one sentence which line of the file raised an exception."""
         return _failure(self.name, self.path, error)
 
 
@@ -55,9 +55,9 @@ class FunctionOptions(Options):
 
     function: ClassVar[Function]
     parameters: ClassVar[tuple[str, ...]]  # the names of the parameters that are options
-    passed: ClassVar[tuple[str, ...]] = ()  # the names of parameters that the component passes
+    passed: ClassVar[tuple[str, ...]] = ()  # names of parameters that the component itself fills
 
-    hash: Annotated[str, Doc("SHA-256 of the file, the first 12 digits; if it is given, the file must have it")] = ""
+    hash: Annotated[str, Doc("first 12 hex digits of the file's SHA-256; if given, the file must have this hash")] = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,7 +66,7 @@ class FunctionOptions(Options):
     @classmethod
     @override
     def from_text(cls, values: Mapping[str, str]) -> Self:
-        # Before the other options, which another version of the file may not have.
+        # Check the hash before the other options, because another version of the file may lack these.
         if values.get("hash", "") not in ("", cls.function.hash):
             raise OptionError(
                 f"{cls.function.path} has the hash {cls.function.hash} instead of {values['hash']}, so it has changed; "
@@ -81,7 +81,7 @@ class FunctionOptions(Options):
         return super().from_text(values)
 
     def call(self, **given: Any) -> Any:
-        """Call the function with its options, and with those of the given arguments that it accepts.
+        """Call the function with its options and with those arguments in `given` that match its parameters.
 
         Raises:
             PluginError: the function raised an exception.
@@ -96,10 +96,10 @@ class FunctionOptions(Options):
 
 
 def seed_generators(*seeds: int) -> None:
-    """Seed the global generators of Python and numpy, from which only users' code draws.
+    """Seed the global random number generators of Python and numpy, which only users' code uses.
 
     Args:
-        seeds: the run's seed, where all ranks must draw the same numbers; the seed and the rank elsewhere.
+        seeds: the run's seed if all ranks must draw the same numbers; otherwise the seed and the rank.
     """
     import numpy as np
 
@@ -116,7 +116,7 @@ def generator_states() -> dict[str, Any]:
 
 
 def restore_generators(states: Mapping[str, Any]) -> None:
-    """Restore what `generator_states` returned."""
+    """Restore the generators to states that `generator_states` returned."""
     import numpy as np
 
     random.setstate(states["python"])
@@ -138,19 +138,19 @@ F = TypeVar("F", bound=FunctionOptions)
 
 
 def component_of(base: type[F], name: str) -> type[F]:
-    """Return a subclass of a component that calls a user's function, whose parameters are the options.
+    """Return a subclass of `base` that calls a user's function; the function's parameters are the subclass's options.
 
     Parameters that cannot be given on the command line, such as a module or a list, keep their defaults.
 
     Args:
-        base: the component.
+        base: base class of such components.
         name: the text that names the function, such as ``path/net.py:build``.
 
     Raises:
-        UsageError: there is no such function, or it cannot be used: a parameter has no default and cannot be given on
-            the command line, or its name is taken.
+        UsageError: there is no such function, or it has an unusable parameter: one without a default that cannot be
+            given on the command line, or one whose name the base class uses.
     """
-    _ = importlib.import_module("torch").__version__  # raises where a placeholder stands for torch
+    _ = importlib.import_module("torch").__version__  # raises an error if a placeholder replaces torch
     return _component_of(base, find(name))  # type: ignore[arg-type]
 
 
@@ -211,11 +211,11 @@ def _path_of(name: str, where: str) -> Path:
             folder = "" if path.is_absolute() else f" in {Path.cwd()}"
             raise UsageError(f"there is no file {path}{folder}; write path/file.py:function")
         return path
-    if str(Path.cwd()) not in sys.path:  # as `python -m` does, but after everything that is installed
+    if str(Path.cwd()) not in sys.path:  # like `python -m`, but searched after installed packages
         sys.path.append(str(Path.cwd()))
     try:
         origin = _origin(where)
-    except Exception as error:  # a package around the module fails
+    except Exception as error:  # importing a package that contains the module failed
         raise _failure(name, Path(where), error) from error
     if origin is None:
         raise UsageError(f"there is no module {where}; write path/file.py:function or package.module:function")
@@ -237,8 +237,8 @@ _modules: dict[Path, tuple[types.ModuleType, str]] = {}
 def _imported(path: Path, name: str) -> tuple[types.ModuleType, str]:
     """Return the module of a file and the hash of the text that was imported, even if the file has changed since.
 
-    A process executes a file once, whatever names it under which name: registries of other libraries refuse to be
-    filled twice.
+    A process executes a file only once, even if it is named in different ways, because registries of other libraries
+    refuse to register the same name twice.
 
     Args:
         path: the resolved path of the file.
@@ -247,21 +247,21 @@ def _imported(path: Path, name: str) -> tuple[types.ModuleType, str]:
     if path not in _modules:
         source = path.read_bytes()
         loaded = [module for module in list(sys.modules.values()) if _is_of(module, path)]
-        with seeded_generators(0):  # what the file draws while it is imported is the same in every process
+        with seeded_generators(0):  # so the file draws the same numbers in every process during import
             module = loaded[0] if loaded else importlib.import_module(name) if name else _executed(path, source)
         _modules[path] = module, hashlib.sha256(source).hexdigest()[:HASH_DIGITS]
     return _modules[path]
 
 
 def _is_of(module: object, path: Path) -> bool:
-    file = getattr(module, "__dict__", {}).get("__file__")  # no getattr: a lazy module would import something
+    file = getattr(module, "__dict__", {}).get("__file__")  # getattr would make a lazy module import something
     return isinstance(file, str) and Path(file).name == path.name and Path(file).resolve() == path
 
 
 def _executed(path: Path, source: bytes) -> types.ModuleType:
-    """Execute a file as the module that other files in its folder, or in its package, import.
+    """Execute a file as a module, under the name by which other files in its folder or package import it.
 
-    As for a script, other modules are looked for in its folder first.
+    As for a script, Python searches the file's folder first for the modules that the file imports.
     """
     root, parts = path.parent, [path.stem]
     if str(root) not in sys.path:
@@ -289,7 +289,7 @@ def _executed(path: Path, source: bytes) -> types.ModuleType:
 
 
 def described(value: object) -> str:
-    """Return the type of a value, with what tells it from others of this type."""
+    """Return the type of a value with details, such as the shape of an array or the length of a list."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if hasattr(value, "shape") and hasattr(value, "dtype"):
@@ -320,10 +320,10 @@ def _hint(parameter: inspect.Parameter, function: Function) -> Any:
         elif parameter.default is None:
             hint |= None
         schema = pydantic.TypeAdapter(hint).json_schema()
-    except Exception:  # noqa: BLE001 - only a type checker can read it, or pydantic reads no such values
+    except Exception:  # noqa: BLE001 - only a type checker can read the hint, or pydantic does not support it
         return None
     kinds = {each.get("type", "string" if "enum" in each else "") for each in schema.get("anyOf", [schema])}
     return hint if kinds <= _OF_TEXT and kinds != {"null"} else None
 
 
-_OF_TEXT = {"integer", "number", "string", "boolean", "null"}  # JSON types of values that are written as one text
+_OF_TEXT = {"integer", "number", "string", "boolean", "null"}  # JSON types of values that users can give as text

@@ -21,8 +21,8 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def end_at_once() -> None:
     """Make SIGINT, SIGTERM and SIGHUP end the program immediately with one sentence on stderr.
 
-    This is meant for the time before there is anything to clean up. A signal handler that raises an exception would not
-    work then: a module that is being imported may replace or swallow the exception.
+    Use this function while there is nothing to clean up yet. During this time, a signal handler that raises an
+    exception would not work, because a module that is being imported may replace or swallow the exception.
     """
     _handle(_end)
 
@@ -31,12 +31,12 @@ def end_at_once() -> None:
 def interruptible() -> Iterator[None]:
     """Raise KeyboardInterrupt in the block at the first SIGINT, SIGTERM or SIGHUP, so that the block can clean up.
 
-    Later signals are ignored: the program `timeout` sends two, and the second would interrupt the cleaning up.
+    Later signals are ignored: the program `timeout` sends two signals, and the second would interrupt the cleaning up.
 
     Raises:
         Interrupted: the block did not catch the KeyboardInterrupt.
     """
-    if threading.current_thread() is not threading.main_thread():  # signals arrive only there
+    if threading.current_thread() is not threading.main_thread():  # only the main thread gets signals
         yield
         return
     before = _handle(_interrupt)
@@ -50,9 +50,10 @@ def interruptible() -> Iterator[None]:
 
 
 def _handle(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
-    """Set the handler of the signals, except of ignored ones (`nohup` ignores SIGHUP); return the old handlers.
+    """Set the handler of all `NUMBERS` except ignored signals (`nohup` ignores SIGHUP); return the old handlers.
 
-    Handlers that are not Python's, of a program that embeds Python, are kept, because they cannot be set again.
+    A handler that was not set in Python, but by a program that embeds Python, is kept, because Python could not
+    restore it.
     """
     heeded = [number for number in NUMBERS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     return {number: signal.signal(number, handler) for number in heeded}
@@ -99,7 +100,7 @@ def die_with_parent() -> None:
 
 
 def enter_namespaces(*namespaces: Path) -> None:
-    """Move the calling thread into Linux namespaces, one after the other; its later children start in them.
+    """Move the calling thread into Linux namespaces, one after the other; its later child processes start in them.
 
     Args:
         namespaces: files of the namespaces, such as /proc/1/ns/net. Only a process with a single thread can enter a
@@ -116,7 +117,7 @@ def enter_namespaces(*namespaces: Path) -> None:
 
 
 def own_rank() -> int:
-    """Return the number of this rank among all ranks of the job, which its launcher has set."""
+    """Return the rank of this process in the job, from the environment variable `RANK` that the launcher sets."""
     return int(os.environ.get("RANK", "0"))
 
 

@@ -1,8 +1,8 @@
 """The registry of components, which finds and describes them without importing any.
 
 Each kind of component has a package. A component is a top-level class in one of the package's files that derives,
-directly or through a class in the same folder, from the kind's base class. Its name is that of its file
-(``GroupTopK`` in ``group_topk.py``); where several components share a file, each class gives its name:
+directly or through a class in the same folder, from the kind's base class. A component has the name of its file
+(``GroupTopK`` in ``group_topk.py``); if several components share a file, each class states its own name:
 ``class ResNet18(Model, name="resnet18")``. Names, one-line descriptions and presets are read from
 the files' text, so finding a name takes milliseconds and does not import torch.
 
@@ -61,14 +61,14 @@ class ComponentKind:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A component as far as it is known without importing it.
+    """What is known about a component without importing it.
 
     Attributes:
         name: name on the command line.
         description: description of the component in one line.
         target: location of the component's class (``module:Class``).
-        provider: package and version of the third party that provides it; empty for built-in components.
-        presets: presets of a built-in component, as its file mentions them.
+        provider: package and version of the third party that provides the component; empty for built-in components.
+        presets: names of the presets that a built-in component's file mentions.
     """
 
     name: str
@@ -105,7 +105,7 @@ _CLASS = re.compile(rf"^class (\w+)(?:\(([^:]*)\))?:.*(?:\n\s+{_DOCSTRING})?", r
 
 @functools.cache
 def entries(kind: str) -> dict[str, Entry]:
-    """Return all components of one kind by name, sorted; a built-in one hides an entry point of the same name."""
+    """Return all components of one kind by name, sorted; a built-in component hides an entry point of the same name."""
     return dict(sorted((plugins(kind) | _built_in(KINDS[kind])).items()))
 
 
@@ -124,7 +124,7 @@ def load(kind: str, name: str) -> type[Options]:
     """Import and return a component's class.
 
     Raises:
-        UsageError: no component has that name (the message says what it may be, and how to list all).
+        UsageError: no component has that name (the message suggests a name, and says how to list all).
         PluginError: the component is a third party's or a user's file, and cannot be imported or is not of this kind.
     """
     if ":" in name:  # a function in a user's file
@@ -150,13 +150,13 @@ def load(kind: str, name: str) -> type[Options]:
 def unknown(name: str, *kinds: str) -> UsageError:
     """Return the error for a name that no component of these kinds has.
 
-    Its message says what the name may be, and how to list all.
+    The error's message suggests what the user may have meant, and says how to list all components.
     """
     for kind in kinds:
         if package_of(kind, name):
             return UsageError(
                 f"{KINDS[kind].singular} '{name}' is an extension that is not installed here; install gradwire with "
-                f"it, or choose one that `bench list {kind}` shows"
+                f"this extension, or choose another that `bench list {kind}` shows"
             )
     *most, last = (KINDS[kind].singular for kind in kinds)
     wanted = f"{', '.join(most)} or {last}" if most else last
@@ -165,9 +165,10 @@ def unknown(name: str, *kinds: str) -> UsageError:
 
 
 def _suggestion(name: str, kinds: Sequence[str]) -> str:
-    """Return a hint for a name that these kinds do not have: what else has it, or the most similar name.
+    """Return a hint for a name that no component of these kinds has.
 
-    It begins with a space; it is empty if nothing is similar.
+    The hint says that the name belongs to another kind or to a preset, or suggests the most similar name. The hint
+    begins with a space; it is empty if no name is similar.
     """
     for other in KINDS.values():
         if name in entries(other.name):
@@ -202,7 +203,7 @@ def plugins(group: str) -> dict[str, Entry]:
 
 
 def package_of(group: str, name: str) -> str:
-    """Return the package of an entry of this group that was installed and may be missing now; empty if none was."""
+    """Return the package that the installation names for an entry, even if its files are missing now; empty if none."""
     points = (point for point in _entry_points() if (point.group, point.name) == (f"bench.{group}", name))
     return next((point.module.rpartition(".")[0] for point in points), "")
 
@@ -220,7 +221,7 @@ def load_plugin(group: str, name: str) -> object:
 
 
 def load_plugins(group: str) -> list[object]:
-    """Import and return all objects that packages add to a group; warn of those that cannot be imported."""
+    """Import and return all objects that packages add to a group; warn of objects that cannot be imported."""
     found = []
     for name in plugins(group):
         try:
@@ -318,7 +319,7 @@ def warn_once(sentence: str) -> None:
 
 
 def _built_in(kind: ComponentKind) -> dict[str, Entry]:
-    """Return the components in the kind's package, by name: classes with `name=...`, and those named as their file."""
+    """Return the components in the kind's package by name: classes with `name=...`, and classes named like the file."""
     bases: dict[str, list[str]] = {}  # by class name, in all files of the package
     found: dict[str, Entry] = {}  # by class name
     folder = _folder(kind.package)

@@ -30,16 +30,16 @@ class StoreError(RunFailed):
 
 
 class RowWriter:
-    """Appends rows to one CSV file, after its header; each call returns when its rows are on the disk.
+    """Appends rows to one CSV file, which begins with a header; each call returns when its rows are on the disk.
 
     The file is opened for every call, so the launcher can append a row after rank 0 has crashed.
 
     Args:
-        path: the CSV file; its folder must exist. Rows are added to a file that exists.
+        path: the CSV file; its folder must exist. If the file exists, rows are added to it.
         columns: columns of the file, in order.
 
     Raises:
-        StoreError: the file cannot be written, or it has the columns of another schema.
+        StoreError: the file cannot be written, or it exists with other columns.
     """
 
     def __init__(self, path: Path, columns: tuple[Column, ...] = METRICS) -> None:
@@ -55,13 +55,13 @@ class RowWriter:
             values: column name -> value; missing columns stay empty.
 
         Raises:
-            StoreError: the disk is full or the file cannot be written; the file ends with the last whole row.
+            StoreError: the disk is full or the file cannot be written; then the file ends with the last whole row.
             KeyError: a value belongs to a column that the file does not have (a programming error).
         """
         self.extend([values])
 
     def extend(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write several rows at once; raise the errors of ``append``, after which none of the rows is written."""
+        """Write several rows at once; raise the same errors as ``append``. After an error, none of the rows is kept."""
         self._append("".join(_line(to_cells(values, self.columns).values()) for values in rows))
 
     def _append(self, lines: str) -> None:
@@ -74,7 +74,7 @@ class RowWriter:
                         rest = rest[file.write(rest) :]
                     os.fsync(file.fileno())
                 except OSError:
-                    file.truncate(end)  # no part of a row is left
+                    file.truncate(end)  # remove the row that was written in part
                     raise
         except OSError as error:
             raise StoreError(
@@ -83,7 +83,7 @@ class RowWriter:
             ) from None
 
     def _repair(self, file: BinaryIO) -> str:
-        """Return the text to write before the next row: the missing part of the header, or the end of a cut line.
+        """Return the text to write before the next row: the missing part of the header, or the line end of a cut line.
 
         The text is empty if the file ends with a whole row.
         """

@@ -65,7 +65,7 @@ class RunFolder:
         self.resume = path / "resume.json"
 
     def joined(self, rank: int) -> Path:
-        """Return the file with which a rank that may be lost and start again shows that it has joined the others."""
+        """Return the file that shows that a rank has joined the others, in jobs where a lost rank may start again."""
         return self.rendezvous / f"joined-{rank}"
 
     @classmethod
@@ -93,20 +93,20 @@ class RunFolder:
                 folder.errors.mkdir()
                 folder.logs.mkdir()
                 return folder
-        raise UsageError(f"{out} already holds a thousand runs of this name and second; choose another --name")
+        raise UsageError(f"{out} already holds a thousand runs of this name from this second; choose another --name")
 
     @property
     def digest(self) -> str:
-        """Return the digest of the run's configuration, which the folder's name ends with; empty for another folder."""
+        """Return the digest of the run's configuration, from the folder's name; empty if the name has no digest."""
         match = re.fullmatch(r".+-s[0-9]+-([0-9a-f]{10})(-[0-9]+)?", self.run_id)
         return match[1] if match else ""
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value to a JSON file atomically; the file is on the disk when this returns.
+    """Write a value to a JSON file atomically; when the function returns, the file is on the disk.
 
     Raises:
-        OSError: the disk is full or the file cannot be written; the file keeps its old content.
+        OSError: the disk is full or the file cannot be written; then the file keeps its old content.
     """
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -50,7 +50,7 @@ PROGRESS = (
     _progress(
         "label_skew",
         float,
-        "how much the class shares of the ranks' training samples differ from those of all, 0 to 1: total variation "
+        "how much the class shares on one rank differ from those of all training samples, 0 to 1: total variation "
         "distance, mean over ranks (empty: samples have no class)",
     ),
     _progress(
@@ -69,13 +69,16 @@ QUALITY = (
     _quality(
         "train_accuracy",
         float,
-        "share classified right of 1000 fixed training samples (or of all, if there are fewer), without augmentation; "
-        "not counted in train_time_s (empty: within an epoch, except in the last row)",
+        "share of 1000 fixed training samples (or of all, if there are fewer) that are classified correctly, without "
+        "augmentation; measuring it is not counted in train_time_s (empty: within an epoch, except in the last row)",
         better="higher",
     ),
     _quality("test_loss", float, "mean loss over the test set", better="lower"),
     _quality(
-        "test_accuracy", float, "share of the test set predicted right, 0 to 1; of a text, the bytes", better="higher"
+        "test_accuracy",
+        float,
+        "share of the test set predicted correctly, 0 to 1; for a text, share of its bytes",
+        better="higher",
     ),
     _quality(
         "test_bits_per_byte",
@@ -87,7 +90,7 @@ QUALITY = (
         _quality(
             f"{name}_bits_per_byte",
             float,
-            f"bits per byte of the whole held-out text after {name}, a yardstick (empty: not a text)",
+            f"bits per byte of the whole held-out text compressed by {name}, for comparison (empty: not a text)",
             better="lower",
         )
         for name in ("gzip", "bz2", "xz")
@@ -113,18 +116,19 @@ SPEED = (
     ),
     _step_seconds(
         "step_time_s",
-        "median time of a step (with --strategy local: of the mean step between two exchanges of the same parameter)",
+        "median time of a step (with --strategy local: of the mean steps between two exchanges of the same parameter)",
     ),
     _step_seconds(
-        "step_time_p95_s", "95th percentile of the time of a step (with --strategy local: of those mean steps)"
+        "step_time_p95_s",
+        "95th percentile of the time of a step (with --strategy local: of the same mean steps as in step_time_s)",
     ),
     _step_seconds(
         "forward_backward_s",
-        "time per step to prepare the batch, forward and backward, without waiting for the network; computed as its "
-        "share of all timed steps x step_time_s, as are the next three columns",
+        "time per step to prepare the batch and for forward and backward, without waiting for the network; this column "
+        "and the next three are (share of the time of all timed steps) x step_time_s",
     ),
     _step_seconds("encode_s", "time per step to compress and decompress (overlaps with backward)"),
-    _step_seconds("exchange_s", "time per step that the exchange is busy, with encoding (overlaps with backward)"),
+    _step_seconds("exchange_s", "time per step that the exchange is busy, including encoding (overlaps with backward)"),
     _step_seconds(
         "exposed_s",
         "time per step spent waiting for the exchange after backward's own work ended (empty: measured as longer than "
@@ -132,8 +136,8 @@ SPEED = (
     ),
     _step_seconds(
         "cpu_s_per_step",
-        "CPU time of a rank per timed step, with its exchange thread, mean over ranks; other programs on the machine "
-        "affect it less than wall-clock time",
+        "CPU time of a rank per timed step, including its exchange thread, mean over ranks; other programs on the "
+        "machine affect it less than wall-clock time",
     ),
     Column(
         "speed",
@@ -160,7 +164,7 @@ WIRE = (
     _wire(
         "payload_bytes_source",
         str,
-        "counted: bytes of the messages sent; formula: computed, because the backend does not tell",
+        "counted: bytes of the messages sent; formula: computed, because the backend does not report what it sends",
     ),
     _wire_bytes(
         "control_bytes_per_step", "bytes of flags, sizes and commands sent per rank and step", deterministic=False
@@ -186,8 +190,8 @@ WIRE = (
     _wire(
         "chosen",
         str,
-        "pairs of compressor and collective that auto now uses, with each one's share of the elements if there are "
-        "several (empty: not chosen by auto); layers.csv lists them by layer, with the reason",
+        "pairs of compressor and collective that auto now uses, with each pair's share of the elements if there are "
+        "several (empty: not chosen by auto); layers.csv lists the pair of each layer, with the reason",
     ),
     _wire_bytes(
         "wire_bytes_per_step",
@@ -210,8 +214,8 @@ WIRE = (
     _wire(
         "support_overlap",
         float,
-        "share of the entries sent that two ranks both sent, in the last step before the row, mean over pairs of "
-        "ranks; up to 2^19 positions are looked at",
+        "share of the sent entries that both ranks of a pair sent, in the last step before the row, mean over all "
+        "pairs of ranks; computed from up to 2^19 positions",
     ),
     _wire(
         "measured_bandwidth_bps",
@@ -223,7 +227,7 @@ WIRE = (
     _wire(
         "link_warnings",
         str,
-        "links whose measured rate, delay or loss differs from the requested one, the rate by more than 10 %",
+        "links whose measured rate (by more than 10 %), delay or loss differs from the requested value",
         deterministic=False,
     ),
     _wire(
@@ -262,13 +266,14 @@ HEALTH = (
     _health(
         "factor_fallbacks",
         int,
-        "factors so far that were sent in another form than requested, or factored with more damping (empty: no kfac)",
+        "Kronecker factors so far that were sent in another form than requested, or decomposed with more damping "
+        "(empty: no kfac)",
         better="lower",
     ),
     _health(
         "factor_updates_skipped",
         int,
-        "updates of the factors skipped so far because one was not finite (empty: no kfac)",
+        "updates of Kronecker factors skipped so far because a factor was not finite (empty: no kfac)",
         better="lower",
     ),
     _health(
@@ -282,7 +287,7 @@ HEALTH = (
     _health(
         "held_bytes",
         int,
-        "memory that compressor and collective hold between two steps on the rank where it is most: residuals (also "
+        "memory that compressor and collective hold between two steps, on the rank that holds most: residuals (also "
         "those of an optimizer that sends parts of its momentum), momentum, buffers (empty: not known)",
         unit="bytes",
         better="lower",
@@ -329,7 +334,7 @@ LAYERS: tuple[Column, ...] = (
     identity("layer", str, "the parameter's name"),
     _layer("kind", str, "conv, linear, attention, embedding, norm, bias or other"),
     _layer("numel", int, "number of elements"),
-    _layer("payload", str, "kind of payload that the layer is sent as; several messages per step are joined by +"),
+    _layer("payload", str, "kind of payload in which the layer is sent; several kinds per step are joined by +"),
     _layer("payload_bytes", float, "encoded bytes per step, mean since the previous row", unit="bytes"),
     _layer("density_min", float, "smallest share of entries sent in one message, since the previous row"),
     _layer("density_mean", float, "mean share of entries sent in one message, since the previous row"),
@@ -342,14 +347,14 @@ LAYERS: tuple[Column, ...] = (
     _layer(
         "density_of_wanted_min",
         float,
-        "smallest (share sent / share wanted) of any step on rank 0; above 1 where at least one entry must be sent, "
-        "0 where all entries are zero",
+        "smallest (share sent / share wanted) of all steps on rank 0; above 1 if the wanted share is less than the one "
+        "entry that must be sent, 0 if all entries are zero",
     ),
-    _layer("density_of_wanted_max", float, "largest (share sent / share wanted) of any step on rank 0"),
+    _layer("density_of_wanted_max", float, "largest (share sent / share wanted) of all steps on rank 0"),
     _layer("residual_norm", float, "L2 norm of the error-feedback residual on rank 0 (empty: no residual is kept)"),
-    seconds("layer", "encode_s", "time to encode the layer, mean per step (a bucket's time is divided by layer size)"),
+    seconds("layer", "encode_s", "time to encode the layer, mean per step (a bucket's time is split by layer size)"),
     _layer("chosen", str, "compressor and collective that auto now uses for the layer (empty: not chosen by auto)"),
-    _layer("chosen_because", str, "measurements for which auto chose them"),
+    _layer("chosen_because", str, "measurements because of which auto chose this pair"),
 )
 
 LINKS: tuple[Column, ...] = (
@@ -368,6 +373,6 @@ LINKS: tuple[Column, ...] = (
 PARTITION: tuple[Column, ...] = (
     identity("run_id", str, "the run's folder name", deterministic=False),
     identity("rank", int, "the rank (with --strategy placed: the replica)"),
-    identity("class", int, "the class, from 0; a class of which the rank has no samples has no row"),
+    identity("class", int, "the class, from 0; a class without samples on the rank has no row"),
     Column("partition", "samples", int, "training samples of the class on the rank"),
 )

@@ -1,4 +1,4 @@
-"""ServerProcess, a child process that answers requests: one imports torch and forks ranks, one keeps a network."""
+"""ServerProcess, a child process that answers requests: the process that forks ranks, or that of a virtual network."""
 
 import contextlib
 import multiprocessing
@@ -17,12 +17,12 @@ _STDERR = 2
 class ServerProcess(subprocess.Popen[bytes]):
     """A child process that gets requests through a pipe and answers them one after the other.
 
-    It ends with this process, even if this process is killed. As a context manager, the object kills it at the end of
-    the block.
+    The child ends when this process ends, even if this process is killed. As a context manager, the object kills the
+    child at the end of the block.
 
     Args:
-        name: what the process is, for messages.
-        command: the command line; the file descriptor of the process's end of the pipe is added as last argument.
+        name: what the child is, for messages.
+        command: the child's command line; the file descriptor of its end of the pipe is added as last argument.
         variables: environment variables to add to those of this process.
 
     Attributes:
@@ -50,7 +50,7 @@ class ServerProcess(subprocess.Popen[bytes]):
         self.close()
 
     def send(self, request: object) -> None:
-        """Send a request; if the process has ended, do nothing, and `receive` will fail."""
+        """Send a request; if the child has ended, do nothing, because `receive` will fail."""
         with contextlib.suppress(BrokenPipeError):
             self.connection.send(request)
 
@@ -58,11 +58,11 @@ class ServerProcess(subprocess.Popen[bytes]):
         """Wait for the answer to a request and return it.
 
         Raises:
-            EOFError: the process has ended without an answer.
+            EOFError: the child has ended without an answer.
         """
         try:
             return self.connection.recv()
-        except ConnectionResetError:  # the process has left the request unread
+        except ConnectionResetError:  # the child ended before it read the request
             raise EOFError from None
 
     def call(self, request: object) -> Any:
@@ -70,7 +70,7 @@ class ServerProcess(subprocess.Popen[bytes]):
 
         Raises:
             Exception: the answer is this exception.
-            RunFailed: the process ended before it answered.
+            RunFailed: the child ended before it answered.
         """
         self.send(request)
         try:
@@ -82,12 +82,12 @@ class ServerProcess(subprocess.Popen[bytes]):
         return answer
 
     def last_words(self) -> str:
-        """Wait until the process has ended; return a sentence with the signal that killed it, or its exit code."""
+        """Wait until the child has ended; return a sentence with the signal that killed it, or its exit code."""
         exit_code = self.wait()
         return killed_by(self._name, -exit_code) if exit_code < 0 else f"{self._name} ended with code {exit_code}"
 
     def close(self) -> None:
-        """Kill the process."""
+        """Kill the child."""
         self.kill()
         self.wait()
         self.connection.close()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from bench.core.errors import UsageError
 
-# `tc` holds the length of a queue in 32 bits, which is too little above 170 Gbit/s.
+# `tc` stores the length of a queue as a 32-bit number, which overflows above 170 Gbit/s.
 MAX_RATE_BPS = 1e11
 MAX_SIZE_BYTES = 1e12
 MAX_DURATION_S = 1000 * 86_400.0
@@ -18,7 +18,7 @@ _STEPS = {
 }
 _NUMBER = r"\s*([0-9]*\.?[0-9]+(?:e-?[0-9]{1,2})?)\s*"
 _RATE = re.compile(_NUMBER + r"([kmg]?)bit(?:/s)?\s*", re.IGNORECASE)
-_BITS_OR_BYTES = re.compile(_NUMBER + r"((?:[kmg]i?)?)bps\s*", re.IGNORECASE)  # to `tc`, mbps is megabytes
+_BITS_OR_BYTES = re.compile(_NUMBER + r"((?:[kmg]i?)?)bps\s*", re.IGNORECASE)  # `tc` reads mbps as megabytes
 _SIZE = re.compile(_NUMBER + r"((?:[kmg]i?)?)b?\s*", re.IGNORECASE)
 _DURATION = re.compile(_NUMBER + r"(us|ms|s|min|m|h|d)\s*", re.IGNORECASE)
 _PREFIX = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
@@ -44,7 +44,7 @@ def format_rate(bits_per_s: float) -> str:
 
 
 def _format(value: float, unit: str, small: str) -> str:
-    """Format a value in the largest unit that it reaches; `small` if it reaches none, "-" if it is infinite or NaN."""
+    """Format a value in its largest fitting unit; return `small` if no unit fits, "-" for infinity and NaN."""
     if not math.isfinite(value):
         return "-"
     steps = (f"{_three_digits(value / factor)} {name}" for factor, name in _STEPS[unit] if abs(value) >= factor)
@@ -91,7 +91,7 @@ def parse_size(text: str) -> int:
 def parse_sizes(text: str) -> list[int]:
     """Parse a list of sizes to bytes, without repeats: ``10kB,1MB`` -> [10 000, 1 000 000].
 
-    A range of sizes doubles from its first size to at most its last: ``1KiB:4KiB`` -> [1024, 2048, 4096].
+    A range of sizes stands for its first size and the doubles up to its last size: ``1KiB:4KiB`` -> [1024, 2048, 4096].
 
     Raises:
         UsageError: an item is not a size, or a range begins below one byte or ends before it begins.
@@ -138,7 +138,7 @@ def _quantity(
     *,
     may_be_zero: bool = True,
 ) -> float:
-    """Return a text's number times the factor of its unit; refuse text of another form and numbers above `most`."""
+    """Return the number in a text times the factor of its unit; refuse text of another form and values above `most`."""
     match = form.fullmatch(text)
     value = float(match[1]) * factors[match[2].lower()] if match else math.inf
     if value > most or not (value or may_be_zero):

@@ -1,9 +1,9 @@
-"""The description of a cluster: the virtual hosts of one run and the link of each.
+"""The description of a cluster: the virtual hosts of one run, each with its link.
 
-A link's rate may change over time, by a trace: a file of delivery opportunities. Each line is the millisecond, counted
-from the beginning, at which one packet of 1500 bytes may pass; several lines with the same number let several packets
-pass. An opportunity without a waiting packet is lost, small packets share an opportunity, and after the last line the
-trace starts again.
+A trace makes a link's rate change over time. A trace is a file of delivery opportunities: each line is the millisecond,
+counted from the beginning, at which one packet of 1500 bytes may pass. Several lines with the same number let several
+packets pass. An opportunity without a waiting packet is lost, small packets share an opportunity, and after the last
+line the trace starts again.
 
 Source: Netravali et al. 2015 (Mahimahi, USENIX ATC), whose recorded traces of cellular networks have this form.
 """
@@ -29,9 +29,9 @@ from bench.core.units import MAX_RATE_BPS, format_rate, format_seconds
 
 # Addresses of one /24 network, without the first and the last.
 MAX_HOSTS = 254
-# Up to this rate every packet is a single frame; above it, the CPU cost per packet would limit the rate, not the link.
+# Up to this rate, every packet is a single frame. At higher rates, the CPU cost of single frames would limit the rate.
 REAL_FRAMES_UP_TO_BPS = 300e6
-# At this rate 100 kB take 8 s; slower links are too slow for training, and measuring one would take minutes.
+# At this rate, 100 kB take 8 s. Slower links are too slow for training, and measuring them would take minutes.
 _MIN_RATE_BPS = 100e3
 _MIN_CPU_SHARE = 0.05
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,62}")
@@ -65,7 +65,7 @@ class Trace:
         return cls(path=str(path.absolute()), digest=digest, mean_bps=mean_bps)
 
     def opportunities(self) -> array.array[int]:
-        """Read the file; return the milliseconds at which one packet each may pass, ascending, unsigned 32-bit.
+        """Read the file; return its delivery opportunities in milliseconds, ascending, as unsigned 32-bit numbers.
 
         Raises:
             UsageError: the file cannot be read, or has changed since the run was configured.
@@ -82,7 +82,7 @@ class Trace:
 
 
 def _read(path: Path) -> tuple[array.array[int], str]:
-    """Read a trace file; return the milliseconds at which one packet each may pass, ascending, and their digest.
+    """Read a trace file; return its delivery opportunities in milliseconds, ascending, and a digest of them.
 
     Raises:
         UsageError: the file cannot be read, or its lines are not ascending whole numbers of milliseconds.
@@ -124,7 +124,7 @@ class HostLink:
         jitter_s: largest deviation of the delay from `latency_s`, in seconds; the delay is uniformly random and changes
             every 10 x `jitter_s`; frames keep their order.
         loss: probability that a sent frame is lost, from 0 to below 1, independent for each frame.
-        cpu_share: share of the time in which the host's processes may run, 0.05 to 1; 0.5 is a machine half as fast.
+        cpu_share: share of the time in which the host's processes may run, 0.05 to 1; 0.5 makes the host half as fast.
 
     Raises:
         UsageError: a value is out of range, `name` contains other characters, or a direction has a rate and a trace.
@@ -184,7 +184,7 @@ class HostLink:
 
     @property
     def mean_rates(self) -> tuple[float | None, float | None]:
-        """Return (uplink rate, downlink rate) in bits per second: a trace's mean rate, or None if not limited."""
+        """Return (mean uplink rate, mean downlink rate) in bits per second; None for a rate that is not limited."""
         return (
             self.uplink_trace.mean_bps if self.uplink_trace else self.uplink_bps,
             self.downlink_trace.mean_bps if self.downlink_trace else self.downlink_bps,
@@ -224,8 +224,8 @@ class Cluster:
     Attributes:
         hosts: each host with its link, 2 to 254 hosts.
         ranks_per_host: number of ranks on each host, at least 1.
-        forwarded: True to use this project's forwarder for the links; False to use it only if the kernel's queues
-            cannot do what the links need, which is decided when the hosts are started.
+        forwarded: True to use this project's forwarder for the links. False to use it only if the kernel's queues
+            cannot do what the links need; this is decided when the hosts are started.
 
     Raises:
         UsageError: too few or too many hosts, two hosts with the same name, or fewer than one rank per host.
@@ -264,10 +264,11 @@ class Cluster:
         return all(host.figures() == self.hosts[0].figures() for host in self.hosts)
 
     def columns(self) -> dict[str, Any]:
-        """Return a result row's columns about links: the lowest rate and the worst of each other setting of all hosts.
+        """Return the values of a result row's columns about links, by column name.
 
-        Rates are in bits per second; None: no host is limited. `cluster_digest` distinguishes clusters of unequal
-        hosts; it is None for equal hosts, which the other columns describe completely.
+        Each number is the worst of all hosts, such as the lowest rate and the longest latency. Rates are in bits per
+        second, or None if no host is limited. `cluster_digest` tells clusters of unequal hosts apart. It is None if all
+        hosts are equal, because then the other columns describe the cluster completely.
         """
         uplinks, downlinks = zip(*(host.mean_rates for host in self.hosts), strict=True)
         return {
@@ -290,10 +291,10 @@ class Cluster:
     def wire_headers(self) -> WireHeaders:
         """Return "exact" if every packet is a single Ethernet frame, so that interfaces count all headers.
 
-        Return "estimated" if segmentation offload stays on: it joins frames into packets of up to 64 kB, and the
-        headers that interfaces then miss are estimated. All hosts have the same setting; otherwise one rank's bytes
-        would be counted and another's estimated. A lossy cluster never uses offload, because one loss would drop up to
-        44 frames at once; nor does the forwarder.
+        Return "estimated" if segmentation offload stays on. Offload joins frames into packets of up to 64 kB, so
+        interfaces count too few headers, and the missing ones are estimated. All hosts have the same setting, because
+        otherwise the bytes of some ranks would be counted and those of others estimated. A cluster that loses frames
+        never uses offload, because one loss would drop up to 44 frames at once. The forwarder never uses offload.
         """
         return "exact" if self.forwarded or has_real_frames(self.hosts) else "estimated"
 

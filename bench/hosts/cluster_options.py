@@ -2,7 +2,7 @@
 
 Options and files use the same names: `network`, `bandwidth` (both directions), `uplink`, `downlink`, `latency`,
 `jitter` and `loss`. For rates that change over time there are also `bandwidth-trace`, `uplink-trace` and
-`downlink-trace` (with `_` in a file).
+`downlink-trace` (in a file, with `_` instead of `-`).
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ PRESETS: Mapping[str, HostLink] = {
     "4g": HostLink(name="4g", uplink_bps=10e6, downlink_bps=30e6, latency_s=25e-3),
     # 802.11ac through a wall, the rate that TCP reaches
     "wifi": HostLink(name="wifi", uplink_bps=100e6, downlink_bps=100e6, latency_s=2e-3),
-    # gigabit Ethernet; its 50 us come from the virtual switch
+    # gigabit Ethernet; its delay of 50 us comes from the virtual switch
     "1gbe": HostLink(name="1gbe", uplink_bps=1e9, downlink_bps=1e9),
-    # 10-gigabit Ethernet; most machines cannot reach it
+    # 10-gigabit Ethernet; most machines cannot reach this rate
     "10gbe": HostLink(name="10gbe", uplink_bps=10e9, downlink_bps=10e9),
 }
 
@@ -71,9 +71,10 @@ def cluster_from_options(options: RanksConfig) -> Cluster | None:
 def cluster_from_toml(path: Path) -> Cluster:
     """Read a cluster file, in which hosts may differ.
 
-    The file contains `ranks_per_host` (default 1) and one table `[[host]]` per host, or per `count` equal hosts, with
-    any of `name`, `network`, `bandwidth`, `uplink`, `downlink`, `bandwidth_trace`, `uplink_trace`, `downlink_trace`,
-    `latency`, `jitter`, `loss`, `cpu_share`; the path of a trace is relative to the file's folder::
+    The file contains `ranks_per_host` (default 1) and one table `[[host]]` per host, or per group of `count` equal
+    hosts. A table may have the keys `name`, `network`, `bandwidth`, `uplink`, `downlink`, `bandwidth_trace`,
+    `uplink_trace`, `downlink_trace`, `latency`, `jitter`, `loss` and `cpu_share`. The path of a trace is relative to
+    the file's folder::
 
         ranks_per_host = 1
 
@@ -115,7 +116,7 @@ def _hosts_of_table(table: Mapping[str, Any], *, first_index: int, where: str, f
     if isinstance(share, bool) or not isinstance(share, (int, float)):
         raise UsageError(f"{where}cpu_share={share!r} is not a number; write it like cpu_share = 0.5")
     texts = {key: table[key] for key in _LINK_KEYS if key in table}
-    # Through a text, because a whole number larger than any float then becomes infinity.
+    # Convert through a text, because a whole number that is too large for a float then becomes infinity.
     link = dataclasses.replace(link_of(texts, where=where, folder=folder), name=name, cpu_share=float(str(share)))
     if count == 1:
         return [link]
@@ -142,7 +143,7 @@ def link_of(texts: Mapping[str, Any], *, where: str = "--", folder: Path = Path(
     for key, text in texts.items():
         if key in _EXAMPLE and not isinstance(text, str):
             raise UsageError(f'{where}{key}={text!r} is not text in quotes; write it like {key} = "{_EXAMPLE[key]}"')
-    set_by: dict[str, str] = {}  # by direction: the option with its rate or trace
+    set_by: dict[str, str] = {}  # direction -> the option that sets its rate or trace
     for key in sorted(texts):
         for direction in (_RATES | _TRACES).get(key, ()):
             if direction in set_by:

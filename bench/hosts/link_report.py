@@ -19,7 +19,7 @@ class Flow:
         configured_bps: lower rate of the sender's uplink and the receiver's downlink, in bits per second including
             headers, like all rates here; None: not limited.
         long_bps: rate of the second half of a long message, measured in frames at the interface of the slower link (the
-            receiver's if both are equal). On lossy links: rate of a series of datagrams, including the lost ones.
+            receiver's if both are equal). On lossy links: rate of a series of datagrams, including lost datagrams.
         short_bps: rate of 100 kB after 0.2 s of silence, from the first byte sent to the last byte received.
         rtt_s: median round trip time of a small message before the links were loaded, in seconds.
         num_sent, num_received: numbers of datagrams sent and received; 0 if the long message went over TCP.
@@ -37,7 +37,7 @@ class Flow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NetworkReport:
-    """Measurements of all links, made when the network was built; `link.json` in the folder of every run on it.
+    """Measurements of all links, made when the network was built; saved as `link.json` in the folder of every run.
 
     The ranks copy the `measured_` fields to their rows.
 
@@ -66,7 +66,8 @@ class NetworkReport:
 SHORT_MESSAGE_BYTES = 100_000
 _TOLERANCE = 0.1
 _RTT_TOLERANCE_S = 1e-3
-# Tolerated standard deviations: random losses exceed the expected number by more than this once in 16 000 times.
+# Number of standard deviations that is tolerated: random losses differ more from the expected number in one of 16 000
+# cases.
 _CHANCE = 4
 
 
@@ -76,8 +77,8 @@ def link_warnings(cluster: Cluster, flows: Sequence[Flow], alone: Callable[[Flow
     Args:
         cluster: the hosts and their links, as configured.
         flows: the connections, measured while all hosts sent at the same time.
-        alone: measures one connection again while all other hosts are silent; so a wrong link is told from a slow
-            machine.
+        alone: measures one connection again while all other hosts are silent, to find out whether the link is wrong or
+            the machine is slow.
     """
     warnings = []
     hosts = {host.name: host for host in cluster.hosts}
@@ -87,7 +88,7 @@ def link_warnings(cluster: Cluster, flows: Sequence[Flow], alone: Callable[[Flow
         again = alone(flow)
         what = f"{flow.sender} to {flow.receiver} reached {format_rate(flow.long_bps)} of {format_rate(configured_bps)}"
         if _furthest_off([again], "long_bps"):
-            what += f", and {format_rate(again.long_bps)} alone; read the results as those of the measured rate"
+            what += f", and {format_rate(again.long_bps)} alone; the results are for the measured rate"
         else:
             what += (
                 f" while all hosts sent at once, and {format_rate(again.long_bps)} alone: this machine's processors are"
@@ -98,7 +99,7 @@ def link_warnings(cluster: Cluster, flows: Sequence[Flow], alone: Callable[[Flow
     # TCP's window needs several round trips to open, so with latency or losses a short message is slow in any case.
     if not any(host.impaired for host in cluster.hosts) and (worst := _furthest_off(flows, "short_bps")):
         flow, configured_bps = worst
-        # 100 kB take 8 ms at 100 Mbit/s: one pause of this machine looks like a slow link; a second try excludes that.
+        # 100 kB take 8 ms at 100 Mbit/s, so one pause of this machine looks like a slow link: measure a second time.
         again = alone(flow)
         if _furthest_off([again], "short_bps"):
             what = "; short messages may look faster or slower than on a real link"
@@ -109,30 +110,30 @@ def link_warnings(cluster: Cluster, flows: Sequence[Flow], alone: Callable[[Flow
                 f" {format_rate(again.short_bps)} instead of the configured {format_rate(configured_bps)}{what}"
             )
 
-    for flow in flows if not cluster.traces else ():  # with a trace, how long a message waits depends on the moment
+    for flow in flows if not cluster.traces else ():  # with a trace, a message's wait depends on the moment
         ends = hosts[flow.sender], hosts[flow.receiver]
         latency_s, jitter_s = sum(host.latency_s for host in ends), sum(host.jitter_s for host in ends)
         if latency_s and abs(flow.rtt_s - latency_s) > max(_TOLERANCE * latency_s, _RTT_TOLERANCE_S) + jitter_s:
             warnings.append(
                 f"{flow.sender} to {flow.receiver} and back took {format_seconds(flow.rtt_s)} where the latencies add"
-                f" up to {format_seconds(latency_s)}; read the results as those of the measured round trip"
+                f" up to {format_seconds(latency_s)}; the results are for the measured round trip"
             )
             break
 
-    # The losses of all hosts together, because one host's datagrams are too few.
+    # Check the losses of all hosts together, because the datagrams of one host are too few.
     num_sent = sum(flow.num_sent for flow in flows)
     expected = sum(hosts[flow.sender].loss * flow.num_sent for flow in flows)
     lost = num_sent - sum(flow.num_received for flow in flows)
     if abs(lost - expected) > _TOLERANCE * expected + _CHANCE * math.sqrt(expected):
         warnings.append(
-            f"{lost} of {num_sent} datagrams were lost where {expected:.0f} were expected; read the results as those"
-            f" of a loss of {lost / num_sent:.3g}"
+            f"{lost} of {num_sent} datagrams were lost where {expected:.0f} were expected; the results are for"
+            f" a loss of {lost / num_sent:.3g}"
         )
     return warnings
 
 
 def _furthest_off(flows: Sequence[Flow], rate: Literal["long_bps", "short_bps"]) -> tuple[Flow, float] | None:
-    """Return the flow whose rate is furthest from its configured rate, and that rate; None if all are within 10 %."""
+    """Return (flow whose rate is furthest from the configured rate, configured rate); None if all are within 10 %."""
     limited = [
         (abs(getattr(flow, rate) / flow.configured_bps - 1), flow, flow.configured_bps)
         for flow in flows

@@ -19,7 +19,7 @@ from bench.core.counters import FRAME_BYTES
 from bench.core.processes import enter_namespaces
 from bench.hosts.cluster import Cluster, HostLink
 
-# Size of a link's queue; when it is full the link drops packets, as a switch or a home router does.
+# Size of a link's queue, in seconds at the link's rate. A full queue drops packets, as in a switch or a home router.
 _QUEUE_S = 0.2
 _MIN_QUEUE_BYTES = 65536
 _BURST_S = 1e-3
@@ -29,10 +29,11 @@ _MAX_FRAMES_OFFLOADED = 65536 // FRAME_BYTES
 
 
 def burst_bytes(rate_bps: float, *, real_frames: bool) -> int:
-    """Return a token bucket's size in bytes: 1 ms at the link's rate, at least 2 frames, with `real_frames` at most 3.
+    """Return a token bucket's size in bytes: 1 ms at the link's rate, but at least 2 frames (`real_frames`: at most 3).
 
-    A bucket that is too small loses tokens when a timer fires late; a bucket that is too large lets short messages pass
-    too fast: with 1 ms (12.5 kB) at 100 Mbit/s, 100 kB after a silence pass 12 % too fast, with 3 frames 4 %.
+    A bucket that is too small loses tokens when a timer fires late. A bucket that is too large lets short messages pass
+    too fast: at 100 Mbit/s, 100 kB after a silence pass 12 % too fast with a bucket of 1 ms (12.5 kB), and 4 % too fast
+    with a bucket of 3 frames.
 
     Args:
         rate_bps: the link's rate in bits per second.
@@ -81,7 +82,7 @@ def rate_commands(device: str, rate_bps: float | None, *, real_frames: bool) -> 
 
 
 def uplink_commands(device: str, host: HostLink, *, real_frames: bool) -> list[list[str]]:
-    """Return the `tc` commands that limit the rate of a host's packets, and delay and lose packets as the link says.
+    """Return the `tc` commands that apply a link's rate, delay and loss to the packets that its host sends.
 
     Args:
         device: name of the network interface through which the host sends.
@@ -92,7 +93,7 @@ def uplink_commands(device: str, host: HostLink, *, real_frames: bool) -> list[l
     if not host.impaired:
         return commands
     num_packets = _NUM_PACKETS_UNLIMITED
-    if host.uplink_bps is not None:  # packets in flight plus a full queue; netem's default would silently cap the rate
+    if host.uplink_bps is not None:  # packets in flight plus a full queue; netem's default limit would cap the rate
         num_packets = 100 + math.ceil(host.uplink_bps / 8 * (host.latency_s + _QUEUE_S) / FRAME_BYTES)
     place = ["parent", "1:1", "handle", "10:"] if commands else ["root", "handle", "10:"]
     netem = ["tc", "qdisc", "add", "dev", device, *place, "netem", "limit", str(num_packets)]
@@ -208,7 +209,8 @@ _SETTING = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 def set_congestion_control(cluster: Cluster) -> str:
     """Set TCP's congestion control on every virtual host to "reno", if the kernel allows it.
 
-    Return the name that is then in effect, or several names with spaces between them. The namespaces must exist.
+    Return the name of the congestion control that is then in effect; if hosts differ, all names, separated by spaces.
+    The hosts' namespaces must exist.
     """
     namespaces = map(namespace, range(len(cluster.hosts)))
     return " ".join(sorted({start_in(each, partial(_write, _SETTING)).result() for each in namespaces}))
@@ -226,5 +228,5 @@ def congestion_warnings(congestion_control: str) -> list[str]:
         return []
     return [
         f"TCP runs with this machine's congestion control ({congestion_control}), as {CONGESTION_CONTROL} could not be"
-        " set; compare times only with runs that used the same"
+        " set; compare times only with runs that used the same one"
     ]

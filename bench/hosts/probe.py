@@ -3,9 +3,10 @@
 All hosts send a long message at the same time, each to its neighbour as in a ring all-reduce, so that every link is
 loaded in both directions. Short messages are sent one after the other, so that they show the link and not the wait for
 a processor. Rates include frame headers (they come from the kernel's counters of an interface), so they are comparable
-with the configured rates; the rate of the payload is 4 to 5 % lower. On links that lose frames the long message is a
-series of datagrams. On a link with a trace TCP's rate is measured but not checked, because it depends on the moment;
-losses are not measured there, because the number of frames that a full queue drops also depends on the moment.
+with the configured rates; the rate of the payload is 4 to 5 % lower. On links that lose frames, the long message is a
+series of datagrams. On a link with a trace, TCP's rate is measured but not checked, because this rate depends on the
+moment. Losses on such a link are not measured, because the number of frames that a full queue drops also depends on the
+moment.
 """
 
 import contextlib
@@ -129,7 +130,8 @@ class _LinkTest:
         headers: "exact" if the interfaces count all headers, "estimated" if some headers must be added.
         sender_is_slower: True to count frames at the sender's interface, because the receiver's link is faster and may
             also carry what other hosts send.
-        datagrams: the long message if a host of the cluster loses frames and no trace limits the rate; None: TCP.
+        datagrams: series to send as the long message, if a host of the cluster loses frames and no trace limits the
+            rate; None: the long message is sent over TCP.
     """
 
     sender: int
@@ -153,7 +155,7 @@ def measure(cluster: Cluster, congestion_control: str) -> NetworkReport:
         RunFailed: a host cannot reach its neighbour.
     """
     num_hosts = len(cluster.hosts)
-    # One direction of the ring is enough if all links are equal; with two hosts, it already includes the other.
+    # One direction of the ring is enough if all links are equal. With two hosts, one direction is both directions.
     steps = (1,) if cluster.is_uniform or num_hosts == 2 else (1, num_hosts - 1)
     flows = [
         flow
@@ -183,8 +185,8 @@ def measure_flows(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[Fl
 
     Args:
         cluster: the hosts and their links; the network has been set up.
-        pairs: (index of the sending host, index of the receiving host) of each connection; a host may receive in at
-            most one of them.
+        pairs: (index of the sending host, index of the receiving host) of each connection; a host may be the receiver
+            of at most one connection.
 
     Raises:
         RunFailed: a host cannot reach another.
@@ -195,7 +197,8 @@ def measure_flows(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[Fl
     for sender, receiver in pairs:
         test = _link_test(cluster, sender, receiver)
         listening: Future[None] = Future()
-        # On slow links processors are no limit, and a hundred messages one after the other would take minutes.
+        # Hosts with slow links send short messages at the same time: processors are fast enough for these, and a
+        # hundred messages one after the other would take minutes.
         slow = test.configured_bps is not None and test.configured_bps < _SLOW_BPS
         exclusive = contextlib.nullcontext() if slow else one_at_a_time
         received = start_in(namespace(receiver), partial(_receive, test, in_step, listening))

@@ -1,9 +1,9 @@
-"""The supervisor of virtual hosts: the process that builds their network, measures it, and keeps it until it ends.
+"""The supervisor of virtual hosts: a process that builds their network, measures it, and keeps it while it runs.
 
-`bench.hosts.virtual_network` starts it as ``python -m bench.hosts.supervisor CONNECTION`` in private user, network and
-mount namespaces. It reads requests from the connection: first the cluster, which it answers with the measurements of
-the links and the environment variables for processes on hosts, then the seed of each job, right before the job starts.
-It ends when the launcher ends or closes the connection.
+`bench.hosts.virtual_network` starts the supervisor as ``python -m bench.hosts.supervisor CONNECTION`` in private user,
+network and mount namespaces. The supervisor reads requests from the connection. The first request is the cluster; the
+answer has the measurements of the links and the environment variables for processes on hosts. Each further request is
+the seed of a job, right before the job starts. The supervisor ends when the launcher ends or closes the connection.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _SEARCH_EVERY_S = 0.25
 
 
 def limit_cpu(namespace: Path, cpu_share: float) -> None:
-    """Slow down every process of a host, by stopping all of them periodically; never return.
+    """Slow down every process of a host, by stopping all of them periodically; the function never returns.
 
     Args:
         namespace: file of the host's network namespace.
@@ -92,10 +92,10 @@ def main(connection: int) -> None:
 def _build(cluster: Cluster) -> Forwarder | None:
     """Build the network; return its forwarder, or None if the kernel forwards frames."""
     names = [network.namespace(index) for index in range(len(cluster.hosts))]
-    # `ip netns` keeps its files in /run/netns, which on the machine itself only root may create.
+    # `ip netns` keeps its files in /run/netns. Outside of the private namespaces, only root may create this folder.
     run_commands([["mount", "-t", "tmpfs", "none", "/run"], ["ip", "link", "set", "lo", "up"]])
     run_commands([["ip", "netns", "add", name] for name in names])
-    for setting in Path("/proc/sys/net/bridge").glob("bridge-nf-call-*"):  # packet filters, here only for bridges
+    for setting in Path("/proc/sys/net/bridge").glob("bridge-nf-call-*"):  # switch off packet filters of bridges
         with contextlib.suppress(OSError):  # some sandboxes forbid it; frames are then slower, but arrive
             setting.write_text("0", encoding="ascii")
     forwarder = None
@@ -140,7 +140,7 @@ def _open_sockets() -> IO[str]:
 def _wait_for_silence(sockets: Iterable[IO[str]]) -> None:
     """Wait until no host has a connection that may still send frames of an earlier job, but at most five seconds.
 
-    Those frames would change which frames of the next job are lost, and how long they wait.
+    Frames of an earlier job would change which frames of the next job are lost, and how long frames wait.
     """
     deadline = time.monotonic() + _SILENT_WITHIN_S
     for file in sockets:

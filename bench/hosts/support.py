@@ -1,4 +1,4 @@
-"""Check whether virtual hosts work on this machine, and what to enable if not, by a trial in a temporary namespace."""
+"""Try in a temporary namespace whether virtual hosts work on this machine; find out what to enable if they do not."""
 
 import dataclasses
 import functools
@@ -17,10 +17,10 @@ _SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 _SETTINGS = Path("/proc/sys")
 
-# The command that starts another one in private user, network and mount namespaces.
+# The command that starts another command in private user, network and mount namespaces.
 UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--mount")
 
-# Each step's name is printed before it is tried, so the last one printed is the one that failed.
+# Each step's name is printed before the step is tried, so the last name printed is that of the step that failed.
 _TRIAL = """set -e
 echo tmpfs; mount -t tmpfs none /run
 echo netns; ip netns add trial
@@ -87,7 +87,7 @@ def forwarder_supported() -> tuple[bool, str]:
 
 
 def _try(script: str) -> tuple[bool, str]:
-    """Run a shell script in private namespaces that prints the name of each step before trying it.
+    """In private namespaces, run a shell script that prints the name of each step before trying the step.
 
     Return (True, "") if all steps succeeded, else (False, why the last printed step failed and what it needs).
     """
@@ -123,7 +123,7 @@ def _why_not_private() -> str:
     return "private namespaces are forbidden here; a container must be allowed to make them (for Docker: --privileged)"
 
 
-# Largest latency plus jitter: hosts resolve addresses over these links too, and the kernel waits 3 s for the answer.
+# Largest sum of latency and jitter, because hosts resolve addresses over these links, and the kernel waits only 3 s.
 MOST_LATENCY_S = 1.4
 
 
@@ -142,9 +142,9 @@ def check_and_choose_backend(cluster: Cluster) -> Cluster:
 
 
 def choose_backend(cluster: Cluster) -> Cluster:
-    """Return the cluster with `forwarded` set: False if the kernel can do what its links need, True if it cannot.
+    """Return the cluster with `forwarded` set: False if the kernel can do what the links need, True if it cannot.
 
-    A cluster that already has `forwarded` is returned unchanged.
+    A cluster whose `forwarded` is True already is returned unchanged.
 
     Raises:
         UsageError: neither the kernel nor the forwarder can do what the links need, or a latency is above 1.4 s.

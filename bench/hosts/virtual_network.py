@@ -1,4 +1,4 @@
-"""VirtualNetwork, the running network of a cluster, whose hosts are entered by processes of this machine."""
+"""VirtualNetwork, the running network of a cluster; processes of this machine run on its virtual hosts."""
 
 import dataclasses
 import os
@@ -23,8 +23,9 @@ SUPERVISOR = "bench.hosts.supervisor"
 class VirtualNetwork(ServerProcess):
     """The running network of a cluster, with links that have been measured.
 
-    The network belongs to a child process, the supervisor, which keeps it in private namespaces. It needs no
-    privileges, changes nothing outside, and disappears with the supervisor and the processes on the hosts.
+    The network belongs to a child process, the supervisor, which keeps it in private namespaces. The network needs no
+    privileges, changes nothing outside of these namespaces, and disappears when the supervisor and the processes on the
+    hosts have ended.
 
     Args:
         cluster: the hosts and their links.
@@ -77,7 +78,7 @@ class VirtualNetwork(ServerProcess):
     def start(
         self, index: int, command: Sequence[str], variables: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[Any]:
-        """Start a command on a host; it is killed when this process ends.
+        """Start a command on a host; the command is killed when this process ends.
 
         Args:
             index: the host's index.

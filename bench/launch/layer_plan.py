@@ -1,7 +1,7 @@
 """Plan how a compressor treats each layer of a model, for `bench run --dry-run`.
 
-The functions import torch, but the module does not: the launcher, which has no torch, shows the plan that the process
-with torch has made.
+The functions import torch, but the module itself does not: a process with torch makes the plan, and the launcher, which
+does not import torch, shows it.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _payload(compressor: Compressor, layer: Layer) -> str:
 def expected_bucket_nbytes(compressor: Compressor, layers: Sequence[Layer]) -> int | None:
     """Return the bytes that one rank sends for a bucket of these layers, or None if they depend on the data.
 
-    The number is that of steps after the compressor's warm-up epochs.
+    The number applies to steps after the compressor's warm-up epochs.
     """
     from collectives.payloads import Bundle
     from collectives.payloads.base import HEADER_BYTES

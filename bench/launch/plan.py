@@ -1,10 +1,11 @@
-"""Plan a run, once: check its options by tables of refusals, place its ranks, and fill in all defaults.
+"""Plan a run once, before it starts: check its options, place its ranks, and fill in all defaults.
 
-`check` does what needs neither torch nor the neural network, so that impossible options are refused at once; `plan`
-does the rest. The resulting configuration is complete: it becomes the run's `config.json`, from which the ranks read
-all options.
+`check` does the part that needs neither torch nor the neural network, so that impossible options are refused at once;
+`plan` does the rest. The resulting configuration is complete: it becomes the run's `config.json`, from which the ranks
+read all options.
 
-What excludes each other stands in tables, those of `bench.launch.refusals` and of the strategies; they are walked here.
+Tables in `bench.launch.refusals` and in the strategies list the choices that exclude each other. This module checks a
+run's options against these tables.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def plan_each(options: Sequence[RunConfig], server: ForkServer) -> list[RunConfi
 
     Args:
         options: each run's options as the user gave them.
-        server: plans the runs in its process, which is started here and imports torch while the options are checked.
+        server: plans the runs in its process; this function starts the process, which imports torch while the options
+            are checked.
     """
     if options:
         server.warm_up_for(options[0])
@@ -62,7 +64,7 @@ def check(options: RunConfig) -> RunConfig:
     """Check everything that needs no neural network, such as components, their options, and numbers of ranks.
 
     Returns:
-        the configuration, complete except for what depends on the neural network and on this machine's devices
+        the configuration, complete except for values that depend on the neural network or on this machine's devices
 
     Raises:
         UsageError: an option is unknown, impossible with this data set, or contradicts another option.
@@ -145,7 +147,7 @@ def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
 def _check_network(config: RunConfig, parts: Components) -> None:
     """Check that the network can process the data set's samples, by a forward pass over two samples of zeros.
 
-    Built-in models are made for 3x32x32 images and are not checked with these.
+    Built-in models are made for 3x32x32 images, so they are not checked with images of this shape.
     """
     from bench.datasets.base import IMAGE_SIZE
     from bench.models.base import build_network, try_forward
@@ -182,7 +184,7 @@ def prepare_data(dataset: str, data_dir: str) -> None:
 
 
 def build_components(config: RunConfig) -> Components:
-    """Build the six components of a run; if no collective is given, the first default that suits the compressor.
+    """Build the six components of a run; if no collective is given, use the first default that suits the compressor.
 
     Raises:
         UsageError: a component or option is unknown, or a value is out of range.
@@ -222,7 +224,7 @@ def _check_together(config: RunConfig, parts: Components) -> None:
 
 
 def place(options: C) -> C:
-    """Return the configuration with the numbers of hosts, ranks and threads and the virtual hosts' links filled in.
+    """Fill in the numbers of hosts, ranks and threads, and the virtual hosts' links; return the new configuration.
 
     Raises:
         UsageError: options contradict each other, or the virtual hosts are impossible.
@@ -269,8 +271,7 @@ def _gpus_needed(config: RunConfig, parts: Components) -> int:
     from bench.strategies.ddp import is_plain
     from compressors.base import TorchHook
 
-    # Ranks that share a GPU communicate through gloo, which can sum on GPUs for plain DDP but cannot send messages
-    # there.
+    # Ranks that share a GPU communicate through gloo. On GPUs, gloo can sum for plain DDP, but it cannot send messages.
     by_ddp = isinstance(parts.compressor, TorchHook) or is_plain(parts.compressor, parts.collective, config.trigger)
     return 1 if by_ddp and not parts.optimizer.exchanges else config.world_size // config.nnodes
 
@@ -285,7 +286,7 @@ def _notes(config: RunConfig, parts: Components, of_strategy: Sequence[str]) -> 
     yield from (*parts.dataset.warnings(), *parts.compressor.warnings(), *parts.optimizer.warnings())
     scaling, steps = parts.compressor.traits.default_lr_scaling, config.steps
     scaled = config.lr * LrScaling.parse(scaling).factor(config.replicas)
-    # A note on the rate is for users who do not expect the compressor's default.
+    # The note on the learning rate is for users who do not expect the compressor's default.
     is_scaled = scaling != "none" and config.lr_scaling == scaling and config.replicas > 1
     length, unit = (steps, "steps") if steps else (config.epochs, "epochs")
     notes = (
@@ -298,7 +299,7 @@ def _notes(config: RunConfig, parts: Components, of_strategy: Sequence[str]) -> 
         *((True, note) for note in of_strategy),
         (
             Partition.parse(config.partition).per_rank is not None,
-            "all ranks get as many samples as the rank with the fewest; column unused_samples has the rest",
+            "all ranks get as many samples as the rank with the fewest; column unused_samples counts the rest",
         ),
         (
             length is not None and 0 < length <= config.checkpoint_every,

@@ -1,7 +1,7 @@
-"""Recipes: options of `bench run` from a publication, with the result that it reports.
+"""Recipes: options of `bench run` from a publication, with the result that the publication reports.
 
-Each recipe is a TOML file in `bench/recipes/`. Its options stand beneath those that the user gives. The samples per
-step are those of all ranks together, so that the learning rate fits any number of ranks.
+Each recipe is a TOML file in `bench/recipes/`. Options that the user gives override the recipe's options. A recipe
+states the samples per step of all ranks together, so that the learning rate fits any number of ranks.
 """
 
 import dataclasses
@@ -17,9 +17,9 @@ from bench.core.errors import UsageError
 from collectives.options import did_you_mean
 
 _FILES = importlib.resources.files("bench") / "recipes"
-# Options that replace each other: if the user gives one, the recipe's other one is left out.
+# Pairs of options that replace each other: if the user gives one, the recipe's value of the other is left out.
 _ALTERNATIVES = ({"epochs", "steps"}, {"target_accuracy", "target_bits_per_byte"})
-# Options beside those of a recipe that would give another result; a recipe without one means the default.
+# Options that change the result. If a recipe does not state one of these options, the recipe means the default.
 _CHANGE_THE_RESULT = (
     "steps", "schedule", "warmup_epochs", "augment", "amp", "label_smoothing", "clip_norm", "holdout_size", "partition",
 )  # fmt: skip
@@ -28,7 +28,7 @@ _RESULTS = {"test_accuracy": "test accuracy {:.2%}", "test_bits_per_byte": "{:.3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A published training.
+    """Options and result of a published training.
 
     Attributes:
         name: name of the recipe, and of its file.
@@ -36,8 +36,9 @@ class Recipe:
         source: where the options and the result were published.
         samples_per_step: training samples in an optimizer step, all ranks together.
         options: values of options of `bench run`, by name.
-        published: the reported result: {name of a column: value}; empty if there is none.
-        measured: what this project has measured with the recipe, in the same form; empty if nothing.
+        published: the published result, {name of a column: value}; empty if no result was published.
+        measured: the result that this project measured with the recipe, {name of a column: value}; empty if not
+            measured.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Recipe:
         return f"{measured} (measured)" if measured else "no published result, not measured"
 
     def note(self, config: RunConfig) -> str:
-        """Return a sentence that tells the user the published result, and in which options a run differs."""
+        """Return a sentence with the published result, and with the options in which a run differs from the recipe."""
         expected = {name: _normalised(name, value) for name, value in self.options.items()}
         defaults = {option.name: option.default for option in RunConfig.options() if option.name in _CHANGE_THE_RESULT}
         differing = [name for name, value in (defaults | expected).items() if getattr(config, name) != value]
@@ -73,7 +74,7 @@ class Recipe:
 
 
 def _normalised(name: str, value: Any) -> Any:
-    """Return the value of an option as a complete configuration has it: a component's spec with what it fills in."""
+    """Return an option's value as in a complete configuration: a component's spec with the options that it fills in."""
     kind = next((each.flag.kind for each in RunConfig.options() if each.name == name and each.flag), "")
     return str(spec.build(kind, value)) if kind else value
 
@@ -88,7 +89,7 @@ def recipe(name: str) -> Recipe:
     """Return the recipe of this name.
 
     Raises:
-        UsageError: there is none; the message names the most similar one.
+        UsageError: there is no such recipe; the message names the most similar recipe.
     """
     if name not in (known := names()):
         raise UsageError(f"there is no recipe '{name}'{did_you_mean(name, known)}; `bench list recipes` shows them all")
@@ -96,7 +97,7 @@ def recipe(name: str) -> Recipe:
 
 
 def with_recipe(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that the user gave, by name, and those of their recipe that the user did not give.
+    """Return the user's options by name, completed with the recipe's values of options that the user did not give.
 
     An option that is None counts as not given.
 
@@ -117,7 +118,7 @@ def with_batch_size(config: RunConfig) -> RunConfig:
     """Return the configuration with a batch size per rank: the recipe's samples per step, shared by all ranks.
 
     Args:
-        config: a configuration with its number of replicas.
+        config: a configuration whose number of replicas is filled in.
 
     Raises:
         UsageError: the ranks cannot share the recipe's samples equally.

@@ -1,6 +1,6 @@
-"""What the options of `bench run` exclude, as tables for `collectives.refusals.refuse`; `bench.launch.plan` walks them.
+"""Tables of options of `bench run` that exclude each other, for `collectives.refusals.refuse`.
 
-What a strategy cannot be combined with stands in its own table.
+`bench.launch.plan` checks a run's options against these tables. Each strategy has a further table of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Components:
-    """The six components of a run, in fields named as the options; whether they work together is not checked yet."""
+    """The six components of a run, in fields named like the options; they may turn out not to work together."""
 
     model: Model
     dataset: Dataset
@@ -37,7 +37,7 @@ class Components:
 
 
 def option_refusals(options: RunConfig) -> list[Refusal]:
-    """Return what the options alone show."""
+    """Return the impossible combinations of options, as far as options alone show them."""
     is_tracker_missing = options.track != "none" and importlib.util.find_spec(options.track) is None
     return [
         Refusal(
@@ -57,7 +57,7 @@ def option_refusals(options: RunConfig) -> list[Refusal]:
         ),
         Refusal(
             options.nnodes > 1 and not options.rdzv_endpoint,
-            "--nnodes makes several machines, which need HOST:PORT of machine 0 to meet at",
+            "--nnodes asks for several machines, which need HOST:PORT of machine 0 to connect",
             [{"rdzv_endpoint": "host0:29500"}],
         ),
         Refusal(
@@ -69,7 +69,7 @@ def option_refusals(options: RunConfig) -> list[Refusal]:
 
 
 def host_refusals(options: RanksConfig, cluster: Cluster | None) -> list[Refusal]:
-    """Return what the hosts exclude; without a cluster, these are machines."""
+    """Return the impossible combinations of options and hosts; without a cluster, the hosts are machines."""
     world_size, nnodes = options.world_size or DEFAULT_WORLD_SIZE, options.nnodes
     described = f"{len(cluster.hosts)} virtual hosts with {cluster.ranks_per_host} rank(s) each" if cluster else ""
     return [
@@ -97,7 +97,7 @@ def host_refusals(options: RanksConfig, cluster: Cluster | None) -> list[Refusal
 
 
 def sample_refusals(config: RunConfig) -> list[Refusal]:
-    """Return what the numbers of samples and ranks exclude."""
+    """Return the impossible combinations of options and numbers of samples and ranks."""
     straggler = Straggler.parse(config.straggler) if config.straggler else None
     held_out, replicas, accumulate = config.holdout_size, config.replicas, config.accumulate
     train_size, test_size = config.train_size - held_out, held_out or config.test_size
@@ -132,7 +132,7 @@ def sample_refusals(config: RunConfig) -> list[Refusal]:
 
 
 def straggler_refusals(straggler: Straggler | None, world_size: int) -> list[Refusal]:
-    """Return what the number of ranks excludes."""
+    """Return the impossible combination of a straggler and too few ranks."""
     last = straggler and str(dataclasses.replace(straggler, rank=world_size - 1))
     return [
         Refusal(
@@ -144,7 +144,7 @@ def straggler_refusals(straggler: Straggler | None, world_size: int) -> list[Ref
 
 
 def training_refusals(config: RunConfig, parts: Components) -> list[Refusal]:
-    """Return what the data set, the targets and the schedule exclude."""
+    """Return the impossible combinations of options about the data set, the targets and the schedule."""
     dataset, of_accuracy = parts.dataset.component_name, {"target_bits_per_byte": None, "target_accuracy": 0.95}
     return [
         Refusal(
@@ -159,7 +159,7 @@ def training_refusals(config: RunConfig, parts: Components) -> list[Refusal]:
         ),
         Refusal(
             config.target_accuracy is not None and config.target_bits_per_byte is not None,
-            "--target-accuracy and --target-bits-per-byte are two targets",
+            "--target-accuracy and --target-bits-per-byte are two targets, and a run has only one",
             [{"target_accuracy": None}, {"target_bits_per_byte": None}],
         ),
         Refusal(
@@ -169,7 +169,7 @@ def training_refusals(config: RunConfig, parts: Components) -> list[Refusal]:
         ),
         Refusal(
             LrScaling.parse(config.lr_scaling).gradual and not config.warmup_epochs,
-            f"--lr-scaling {config.lr_scaling} rises during warm-up, and there is none",
+            f"--lr-scaling {config.lr_scaling} raises the rate during warm-up, and there is no warm-up",
             [{"warmup_epochs": 5}],
         ),
         Refusal(
@@ -181,7 +181,10 @@ def training_refusals(config: RunConfig, parts: Components) -> list[Refusal]:
 
 
 def class_refusals(config: RunConfig, num_classes: int) -> list[Refusal]:
-    """Return what the number of classes excludes: more classes per rank, and too few ranks for all classes."""
+    """Return the impossible combinations of --partition and a number of classes.
+
+    They have more classes per rank than there are, or too few ranks for all classes.
+    """
     per_rank = Partition.parse(config.partition).per_rank or 0
     enough = math.ceil(num_classes / config.replicas)
     return [
@@ -202,7 +205,7 @@ def class_refusals(config: RunConfig, num_classes: int) -> list[Refusal]:
 
 
 def clipping_refusals(config: RunConfig, parts: Components) -> list[Refusal]:
-    """Return where no rank has the mean gradient, which is clipped."""
+    """Return the impossible combinations of --clip-norm and methods with which no rank has the mean gradient."""
     method, is_clipped = parts.compressor.component_name, config.clip_norm is not None
     instead = f" ({method}:clip_norm clips before it)" if hasattr(parts.compressor, "clip_norm") else ""
     return [
@@ -222,7 +225,10 @@ def clipping_refusals(config: RunConfig, parts: Components) -> list[Refusal]:
 
 
 def bucket_refusals(config: RunConfig, parts: Components, model_mb: float) -> list[Refusal]:
-    """Return what a compressor of whole models excludes; `model_mb` is the size of the model's gradients in MiB."""
+    """Return the impossible combinations of --bucket-mb and compressors that need the whole model in one bucket.
+
+    `model_mb` is the size of the model's gradients in MiB.
+    """
     bucket_mb = config.bucket_mb
     return [
         Refusal(
@@ -234,7 +240,7 @@ def bucket_refusals(config: RunConfig, parts: Components, model_mb: float) -> li
 
 
 def resizing_refusals(config: RunConfig, parts: Components) -> list[Refusal]:
-    """Return why a run cannot resume with another number of ranks."""
+    """Return the reasons, as refusals, why a run cannot resume with another number of ranks."""
     are_hosts_fixed = config.cluster is not None or config.nnodes > 1
     obstacles = (
         "the run's hosts are part of its configuration" if are_hosts_fixed else "",

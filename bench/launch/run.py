@@ -62,14 +62,14 @@ def resume(
     config: RunConfig | None = None,
     residuals: Literal["sum", "drop"] | None = None,
 ) -> Result:
-    """Resume a run from its last checkpoint; return its result when it has ended, successfully or not, like `execute`.
+    """Resume a run from its last checkpoint; return its result when the run has ended, successfully or not.
 
     Args:
         folder: the run's folder; `configuration_of` has checked that the run can be resumed.
         on_progress: called with every report of rank 0.
         server: starts the ranks; made with `fork_server.TRAIN`.
-        config: configuration from now on, which may have another timeout, or another number of ranks and come from
-            `resolve.with_ranks`; None keeps the old configuration.
+        config: configuration to resume with. Its timeout may differ from the old one. Its number of ranks may differ if
+            it comes from `plan.with_ranks`. None keeps the old configuration.
         residuals: what happens to the gradient residuals that the old ranks have not sent: "sum" gives every
             new rank their mean, so that the mean over ranks stays the same; "drop" discards them. None if the number
             of ranks does not change.
@@ -93,10 +93,10 @@ def resume(
 
 @processes.interruptible()
 def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]], None], server: ForkServer) -> Result:
-    """Execute a run; return its result when it has ended, successfully or not, and no process of it is left.
+    """Execute a run; return its result when the run and all its processes have ended, successfully or not.
 
     Args:
-        config: complete configuration, as `resolve` returns it.
+        config: complete configuration, as `plan.plan` returns it.
         out: folder in which the run's folder is made.
         on_progress: called with every report of rank 0.
         server: starts the ranks; made with `fork_server.TRAIN`.
@@ -128,7 +128,7 @@ def _watched(
 def _execute(
     config: RunConfig, folder: RunFolder, on_progress: Callable[[dict[str, Any]], None], server: ForkServer
 ) -> tuple[Result, bool]:
-    """Start and watch the run's job; return the result, and True if the job failed because a process was lost."""
+    """Start and watch the run's job; return (result, True if the job failed because a process was lost)."""
     machine_zero = MachineZero(config.rdzv_endpoint) if config.rdzv_endpoint and config.node_rank > 0 else None
     started = time.time()
     job: torchrun.Started | None = None
@@ -142,11 +142,11 @@ def _execute(
     except RunFailed as failure:
         return _failed(config, folder, started, "failed", str(failure)), job is not None or folder.resume.exists()
     except BaseException as error:
-        if job is not None and read_json(folder.status) is None:  # for example, the reader of stdout ended
+        if job is not None and read_json(folder.status) is None:  # for example, because the reader of stdout ended
             reason = f"bench itself ended with {type(error).__name__}; the rows so far are kept"
             _failed(config, folder, started, "interrupted", reason)
         raise
-    summary = read_json(folder.status)  # rank 0 writes it at the end, just before the ranks disconnect
+    summary = read_json(folder.status)  # rank 0 writes the file at the end, before the ranks disconnect
     if summary is None and ending.silent_s is not None and not reports_of(folder):
         return _failed(config, folder, started, "timeout", _silence(config, ending)), True
     if summary is None and ending.exit_code != 0:
@@ -174,7 +174,10 @@ def _silence(config: RunConfig, ending: torchrun.Ending) -> str:
 
 
 def _launch(config: RunConfig, folder: RunFolder, server: ForkServer) -> torchrun.Started:
-    """Start the run's job; if that fails, remove a new run's folder, or record that a resumed run was interrupted."""
+    """Start the run's job.
+
+    If the start fails, remove the folder of a new run, or record that a resumed run was interrupted.
+    """
     is_new = not folder.resume.exists()
     try:
         if is_new:
@@ -185,7 +188,7 @@ def _launch(config: RunConfig, folder: RunFolder, server: ForkServer) -> torchru
         if is_new:
             shutil.rmtree(folder.path)
         else:
-            with contextlib.suppress(OSError, StoreError):  # the refusal says more
+            with contextlib.suppress(OSError, StoreError):  # the refusal is raised instead
                 record_ending(config, folder, "interrupted", str(refusal))
         raise
 
@@ -236,11 +239,11 @@ def configuration_of(folder: RunFolder) -> RunConfig:
 
 
 def change_ranks(folder: RunFolder, config: RunConfig, waiting: str) -> None:
-    """Store a configuration with another number of ranks, with which the run is resumed; keep a copy of the old one.
+    """Store the configuration with which a run resumes on another number of ranks; keep a copy of the old one.
 
     Args:
         folder: the run's folder.
-        config: the new configuration, as `resolve.with_ranks` returns it.
+        config: the new configuration, as `plan.with_ranks` returns it.
         waiting: what happens to the gradient residuals that the old ranks have not sent: "sum" gives every
             new rank their mean, so that the mean over ranks stays the same; "drop" discards them.
     """
@@ -253,20 +256,20 @@ def change_ranks(folder: RunFolder, config: RunConfig, waiting: str) -> None:
 
 
 def obstacle_to_resuming(folder: RunFolder) -> str | None:
-    """Return a sentence that says why a run cannot be resumed, or None if it can."""
+    """Return a sentence that says why a run cannot be resumed; None if the run can be resumed."""
     outcome = result_or_refusal(configuration_of, folder)
     return str(outcome) if isinstance(outcome, UsageError) else None
 
 
 def last_step(folder: RunFolder) -> int | None:
-    """Return the optimizer step from which a run can be resumed, or None if the run cannot be resumed."""
+    """Return the number of optimizer steps after which a run can be resumed; None if the run cannot be resumed."""
     return None if obstacle_to_resuming(folder) else Checkpoints(folder).steps()[0]
 
 
 def prepare_folder(folder: RunFolder) -> None:
     """Clear a run's folder for its next job, keep the logs of the old job, and count one more resume.
 
-    All processes of the old job must have ended before.
+    All processes of the old job must have ended.
     """
     resumed = read_json(folder.resume) or {"resumes": 0}
     attempt = resumed["resumes"] + 1
@@ -276,7 +279,7 @@ def prepare_folder(folder: RunFolder) -> None:
     for left in (folder.errors, folder.rendezvous):
         shutil.rmtree(left, ignore_errors=True)
     folder.errors.mkdir()
-    if folder.logs.exists():  # keep those of the old job, under the first free number
+    if folder.logs.exists():  # keep the old job's logs, under the first free number
         names = (folder.path / f"logs-before-{number}" for number in itertools.count(attempt))
         folder.logs.replace(next(name for name in names if not name.exists()))
     folder.logs.mkdir()

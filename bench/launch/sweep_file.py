@@ -1,9 +1,10 @@
 """Read sweep files, which describe many runs with the options of `bench run`.
 
-`[base]` holds options that all runs share. `[matrix]` holds lists of values, every combination of which is a
-configuration. Each `[[method]]` holds options that belong together, such as a compressor and its learning rate, and is
-combined with the whole matrix. Each `[[include]]` adds one configuration; each `[[exclude]]` removes the matching
-configurations from the matrix. Every configuration is run with every seed (`seeds`, in `[base]` or `[matrix]`).
+`[base]` holds options that all runs share. `[matrix]` holds a list of values for each of some options; every
+combination of these values is a configuration. Each `[[method]]` holds options that belong together, such as a
+compressor and its learning rate, and is combined with the whole matrix. Each `[[include]]` adds one configuration; each
+`[[exclude]]` removes the matching configurations from the matrix. Every configuration is run with every seed (`seeds`,
+in `[base]` or `[matrix]`).
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ Settings = dict[str, Any]
 # Option name -> values.
 Lists = dict[str, list[Any]]
 
-# Name in [tune] of an option of strategy local, which is tuned as the learning rate is.
+# Key in [tune] for an option of the strategy `local`. The option is tuned like the learning rate.
 OUTER_LR = "outer_lr"
 
 
@@ -65,7 +66,7 @@ class SweepFile:
         return short_digest({**dataclasses.asdict(self), "where": ""})
 
     def configurations(self) -> list[Settings]:
-        """Return for each configuration the options that the configuration adds to `base` or changes.
+        """Return one dict per configuration: the options that the configuration adds to `base` or changes in `base`.
 
         Raises:
             UsageError: all configurations are excluded, or an [[exclude]] matches no configuration.
@@ -120,15 +121,15 @@ def read_sweep(path: Path, *further: str) -> SweepFile:
         tune=_by_name(_table(content, "tune", path), f"{path} [tune]", OUTER_LR, lists=True),
     )
     if both := sweep.base.keys() & sweep.matrix.keys():
-        raise UsageError(f"{path} gives {', '.join(sorted(both))} in [base] and in [matrix]; give it once")
+        raise UsageError(f"{path} gives {', '.join(sorted(both))} both in [base] and in [matrix]; leave out one")
     if both := sweep.matrix.keys() & {name for options in sweep.method for name in options}:
-        raise UsageError(f"{path} gives {', '.join(sorted(both))} in [matrix] and in [[method]]; give it once")
+        raise UsageError(f"{path} gives {', '.join(sorted(both))} both in [matrix] and in [[method]]; leave out one")
     return sweep
 
 
 @functools.cache
 def options_by_key() -> dict[str, str]:
-    """Return the names of options by their keys in a sweep file; a key is the command-line option with underscores.
+    """Return a dict from each key of a sweep file to an option's name; keys are command-line options with underscores.
 
     Options for several machines are left out, because a sweep runs on one machine. `seed` is left out, because seeds
     are read separately.
@@ -157,7 +158,7 @@ def run_arguments(options: Mapping[str, Any]) -> list[str]:
         flag = flags.get(name, f"--{name}")
         if not isinstance(value, bool):
             arguments += [flag, str(value)]
-        elif value or name not in without_no:  # those have no --no- form and are off by default
+        elif value or name not in without_no:  # such options have no --no- form and are off by default
             arguments.append(flag if value else flag.replace("--", "--no-", 1))
     return arguments
 
@@ -182,8 +183,8 @@ def _pop_seeds(table: Settings, path: Path) -> list[int]:
 def _by_name(table: Mapping[str, Any], where: str, *further: str, lists: bool = False) -> Settings:
     """Return a table of a sweep file by option name, after checking its keys and that its values have the right form.
 
-    With `lists`, each value must be a list that is not empty; without, it must be a single value. `further` are keys
-    that are allowed in addition to those of options.
+    If `lists` is True, each value must be a list that is not empty; otherwise, each must be a single value. `further`
+    are keys that are allowed in addition to the keys of options.
     """
     spelled = {key.replace("-", "_"): value for key, value in table.items()}
     names = {**options_by_key(), **{key: key for key in further}}
@@ -202,7 +203,7 @@ class PlannedRun:
     """One run of a sweep.
 
     Attributes:
-        settings: options that the run adds to `[base]` of the sweep file or changes.
+        settings: options that the run adds to `[base]` of the sweep file, or changes in `[base]`.
         config: the run's complete configuration.
     """
 
@@ -213,13 +214,13 @@ class PlannedRun:
 def plan_runs(sweep: SweepFile, server: ForkServer) -> list[PlannedRun]:
     """Return every run of a sweep file once, in an order that depends only on the file.
 
-    All runs of one seed come before those of the next, so that a sweep that is stopped early has equally many seeds of
-    each configuration. Within a seed, runs with the same ranks follow each other, in random order, so that changes of
-    the machine's load over time do not favour a configuration.
+    All runs of one seed come before the runs of the next seed, so that a sweep that is stopped early has equally many
+    seeds of each configuration. Within a seed, runs with the same placement of ranks are consecutive, in random order,
+    so that changes of the machine's load over time do not favour a configuration.
 
     Args:
         sweep: content of the file.
-        server: resolves the runs in its process, which is started here and imports torch.
+        server: plans the runs in its process; this function starts the process, which imports torch.
 
     Raises:
         UsageError: some configurations are impossible; the message lists them with the reasons.
@@ -231,7 +232,7 @@ def plan_runs(sweep: SweepFile, server: ForkServer) -> list[PlannedRun]:
     configs = [outcome for outcome in outcomes if isinstance(outcome, RunConfig)]
     if len(configs) < len(outcomes):
         raise UsageError(_refusals(sweep.where, settings, outcomes))
-    first: dict[str, PlannedRun] = {}  # of equal configurations, so that its settings describe all its seeds
+    first: dict[str, PlannedRun] = {}  # first run of each configuration; its settings describe all seeds
     for each, config in zip(settings, configs, strict=True):
         first.setdefault(config.digest, PlannedRun(settings=each, config=config))
     names = [option.name for option in RanksConfig.options()]
@@ -251,7 +252,7 @@ def _options(settings: Settings) -> RunConfig:
 
 
 def _refusals(where: str, settings: list[Settings], outcomes: Sequence[RunConfig | UsageError]) -> str:
-    """Return an error message with one line per reason and the options that the refused configurations share."""
+    """Return an error message with one line per reason: the options that its configurations share, then the reason."""
     shared: dict[str, Settings] = {}
     for each, outcome in zip(settings, outcomes, strict=True):
         if isinstance(outcome, UsageError):

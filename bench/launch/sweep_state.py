@@ -22,12 +22,12 @@ _STATES: dict[str, PastState] = {"ok": "done", "failed": "failed", "timeout": "f
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PastRun:
-    """A run that was started before.
+    """A run that was started earlier.
 
     Attributes:
         folder: the run's folder.
-        summary: content of `status.json`; empty if there is none.
-        resumed: content of `resume.json`; empty if there is none.
+        summary: content of `status.json`; empty if there is no such file.
+        resumed: content of `resume.json`; empty if there is no such file.
     """
 
     folder: RunFolder
@@ -41,7 +41,7 @@ class PastRun:
 
 
 def past_runs(out: Path, digest: str = "") -> list[PastRun]:
-    """Return the runs in a folder: first those that are torn, then failed, then done; each group from old to new.
+    """Return the runs in a folder: first torn runs, then failed runs, then done runs; each group from old to new.
 
     Runs that were resumed with another number of ranks are left out.
 
@@ -55,12 +55,12 @@ def past_runs(out: Path, digest: str = "") -> list[PastRun]:
         for folder in folders
         if folder.digest
     ]
-    runs = [run for run in runs if "digest_before" not in run.resumed]  # resumed with other ranks
+    runs = [run for run in runs if "digest_before" not in run.resumed]  # resumed with another number of ranks
     return sorted(runs, key=lambda run: ("torn", "failed", "done").index(run.state))
 
 
 def by_digest(runs: list[PastRun]) -> dict[str, PastRun]:
-    """Return for each configuration's digest the newest run that is done, else the newest that failed, else the newest.
+    """Return one run per configuration, by digest: the newest done run, else the newest failed one, else the newest.
 
     Args:
         runs: runs in the order of `past_runs`.
@@ -69,10 +69,10 @@ def by_digest(runs: list[PastRun]) -> dict[str, PastRun]:
 
 
 def take_up(out: Path, digest: str) -> RunFolder | None:
-    """Return the folder of the newest interrupted or failed run that can be resumed from a checkpoint, or None.
+    """Return the folder of the newest interrupted or failed run that can be resumed; None if there is no such run.
 
-    Of the other runs, interrupted ones are removed, unless they have a checkpoint that this version cannot use; failed
-    runs and runs that are still running are kept. What is done with each run is printed on stderr.
+    Other interrupted runs are removed, unless they have a checkpoint that this version cannot use. Other failed runs
+    and runs that are still running are kept. Notes on stderr say which runs are resumed, removed or kept.
 
     Args:
         out: folder of the runs.
@@ -122,10 +122,10 @@ def run_missing(
     seen: Mapping[str, PastRun],
     train: Callable[[RunConfig, RunFolder | None], None],
 ) -> None:
-    """Execute runs in order, each once; at the end, wait for the runs that another sweep is executing.
+    """Execute runs in order, each once; skip runs that another sweep is executing, and wait for them at the end.
 
     Args:
-        configs: configurations of the runs; each run is missing in `seen`, or failed and is to be executed again.
+        configs: configurations of the runs. Each run is missing in `seen`, or it failed and is to be executed again.
         out: folder of the runs.
         seen: runs that the folder held when `configs` were chosen, by the digest of their configuration.
         train: executes one run, or resumes the run in the given folder; its exceptions end the sweep.
@@ -159,7 +159,7 @@ def _is_missing(out: Path, digest: str, seen: Mapping[str, PastRun]) -> bool:
     now = by_digest(past_runs(out, digest)).get(digest)
     if now is None or now.state == "torn":
         return True
-    # A run that had failed is missing unless it was run again; a resumed run keeps its folder.
+    # A run that had failed is missing, unless it was executed again: in a new folder, or resumed in its old folder.
     before = seen.get(digest)
     return (
         before is not None

@@ -2,8 +2,8 @@
 
 Checking options imports components, which import torch and numpy. So the functions that check options are called in a
 forked process in which components import placeholders instead of these packages. Modules may refer to a placeholder,
-call it and derive from it. A function that needs a value from a placeholder raises an exception. The result is then
-None, and the caller repeats the call in a process that has imported torch.
+call it, and derive classes from it. A function that needs a value from a placeholder raises an exception. The call's
+result is then None, and the caller repeats the call in a process that has imported torch.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ def without_torch(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
 def outcomes_without_torch(calls: Sequence[Callable[[], T]]) -> list[T | UsageError | None]:
     """Make several calls in one forked process without torch; return the result or the UsageError of each call.
 
-    None stands for a call that needs torch, or a third party's module that cannot be imported without torch. If this
-    process has imported torch already, all are None, because the calls are as fast in this process. With several
-    threads, as in Jupyter, all are None too, because a fork could inherit a lock that another thread holds.
+    The result of a call is None if the call needs torch, or a third party's module that cannot be imported without
+    torch. All results are None if this process has already imported torch, because the calls are as fast in this
+    process. All results are also None if this process has several threads, as in Jupyter, because a forked process
+    could inherit a lock that another thread holds.
     """
     outcomes: list[T | UsageError | None] = [None] * len(calls)
     if "torch" in sys.modules or threading.active_count() > 1:
@@ -53,13 +54,13 @@ def outcomes_without_torch(calls: Sequence[Callable[[], T]]) -> list[T | UsageEr
     child = os.fork()
     if child == 0:
         try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the calls where torch is print warnings
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hide warnings: calls with torch print them
             sys.meta_path.insert(0, _Placeholders())
             sending.send([_outcome(call) for call in calls])
         finally:
             os._exit(0)
     sending.close()
-    with contextlib.suppress(EOFError):  # the results hold something that cannot be sent
+    with contextlib.suppress(EOFError):  # the child ended: a result cannot be pickled
         outcomes = receiving.recv()
     os.waitpid(child, 0)
     return outcomes
@@ -96,7 +97,7 @@ class _Placeholders(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _Placeholder:
-    """Stands for any object of torch or numpy; the attributes are placeholders too, the same object at each access."""
+    """Stands for any object of torch or numpy; its attributes are placeholders too, each created at first access."""
 
     __iter__ = None  # not iterable, although it has items
 

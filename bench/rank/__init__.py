@@ -1,1 +1,1 @@
-"""The code that runs in each rank. The launcher starts `python -m bench.rank.worker` and imports nothing from here."""
+"""The code that runs in each rank. The launcher runs `python -m bench.rank.worker`, without importing this package."""

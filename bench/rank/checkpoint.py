@@ -1,4 +1,4 @@
-"""Write and read one rank's part of checkpoints; a thread writes a copy of its state while training continues."""
+"""Write and read one rank's part of checkpoints; a thread writes a copy of the state while training continues."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ class Restored:
 
     Attributes:
         step: optimizer steps done when the checkpoint was made.
-        states: list of this rank's saved state; if the number of ranks has changed, of the states of all old ranks.
+        states: this rank's saved state, as a list of one; if the number of ranks has changed, the saved states of all
+            old ranks.
         waiting: if the number of ranks has changed, what happens to the gradient residuals that the old ranks have not
             sent: "sum" gives every new rank their mean, so that the mean over ranks stays the same; "drop" discards
-            them. None if the number has not changed.
+            them. None if the number of ranks has not changed.
     """
 
     step: int
@@ -59,7 +60,7 @@ class Checkpointer:
         self._folder = folder
         self._checkpoints = Checkpoints(folder)
         self._rank = dist.get_rank()
-        # One rank per folder completes checkpoints: virtual hosts share one folder, each machine has its own.
+        # One rank per folder completes checkpoints. Virtual hosts share one folder; each machine has its own folder.
         self._completes = (int(os.environ["LOCAL_RANK"]) if config.nnodes > 1 else self._rank) == 0
         self._group: Any = None  # used by the thread only
         if config.checkpoint_every:
@@ -69,10 +70,10 @@ class Checkpointer:
         self._last_step: int | None = None
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Copy this rank's state and begin to write it in the background, once the previous checkpoint is written.
+        """Wait until the previous checkpoint is written; then copy this rank's state and write it in the background.
 
         Args:
-            step: optimizer steps done.
+            step: number of optimizer steps done.
             state: this rank's state.
 
         Raises:
@@ -91,10 +92,10 @@ class Checkpointer:
             self._written.result()
 
     def _write(self, step: int, packed: PackedState, rows: dict[str, int]) -> None:
-        """Write this rank's file; when all ranks have, complete the checkpoint and remove the previous one.
+        """Write this rank's file; when all ranks have written theirs, complete the checkpoint and remove older ones.
 
         Args:
-            step: optimizer steps done.
+            step: number of optimizer steps done.
             packed: this rank's state.
             rows: length in bytes of each of the run's CSV files at this step, by file name.
         """
@@ -123,7 +124,7 @@ class Checkpointer:
                 why = str(error.strerror or error)
         self._give_up(step, gather_json(why, self._group))
         if self._completes:
-            self._checkpoints.remove(operator.lt, step)  # other ranks may be writing a newer one
+            self._checkpoints.remove(operator.lt, step)  # not newer ones, which other ranks may be writing
         self._last_step = step
 
     def _give_up(self, step: int, problems: list[str | None]) -> None:
@@ -131,7 +132,7 @@ class Checkpointer:
 
         Args:
             step: the optimizer step.
-            problems: why each rank could not write its part, in rank order; None for a rank that could.
+            problems: why each rank could not write its part, in rank order; None for a rank that wrote its part.
 
         Raises:
             CheckpointFailed: a rank could not write its part.
@@ -167,8 +168,8 @@ class Checkpointer:
             return None
         if None in steps_of_ranks and any(steps_of_ranks):
             raise CheckpointFailed(
-                f"rank {steps_of_ranks.index(None)} starts the run, and others resume from a checkpoint; give --resume "
-                "on every machine, or start the run again on every machine"
+                f"rank {steps_of_ranks.index(None)} starts the run, and other ranks resume from a checkpoint; give "
+                "--resume on every machine, or start the run again on every machine"
             )
         step = max(set.intersection(*(set(steps or ()) for steps in steps_of_ranks)), default=None)
         manifest = None if step is None else self._checkpoints.manifest(step)
@@ -235,14 +236,14 @@ def resized(
     if config.steps is None:
         counts |= {"step": batches["used"], "own_steps": batches["used"]}
     changed = {"strategy": strategy, "counts": counts, "batches": [batches]}
-    if rank >= len(states):  # a new rank must not draw what another one draws
+    if rank >= len(states):  # a new rank must not draw the same numbers as another rank
         changed["users_generators"] = None
     return state | changed
 
 
 def _exchange(parts: Sequence[RankState], rank: int, waiting: Waiting) -> RankState:
     own = parts[rank % len(parts)]
-    if "reducer" not in own:  # DDP itself, which keeps nothing
+    if "reducer" not in own:  # an exchange by DDP itself, which keeps no state
         return own
 
     def means(of: str, name: str) -> dict[Any, torch.Tensor]:
@@ -264,7 +265,7 @@ def _means(by_rank: Sequence[dict[Any, torch.Tensor]]) -> dict[Any, torch.Tensor
 def _redistributed(
     saved: Sequence[RankState], config: RunConfig, rank: int, dataset: Dataset, train: Samples
 ) -> RankState:
-    """Return the state of a new rank's `Batches`, with the samples of the current epoch that are left for this rank.
+    """Return the state of a new rank's `Batches`, with its share of the samples that the epoch has not used yet.
 
     Args:
         saved: the old ranks' states of `Batches`.
@@ -274,7 +275,7 @@ def _redistributed(
         train: all training samples.
     """
     rest = []
-    shards = partition.iid(len(train), len(saved), config.seed)  # other partitions do not change the number of ranks
+    shards = partition.iid(len(train), len(saved), config.seed)  # only iid runs can change ranks
     for old_rank, state in enumerate(saved):
         batches = Batches(
             dataclasses.replace(config, replicas=len(saved)), dataset, train, shards, old_rank, torch.device("cpu")

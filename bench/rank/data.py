@@ -1,7 +1,7 @@
 """Choose the samples that a rank uses, make batches of them, and evaluate the model on all ranks.
 
-No sample is repeated to make the ranks' shards equally large. Every rank makes the same number of steps per epoch:
-floor(size of the smallest shard / batch).
+The ranks' shards may differ in size: no sample is repeated to make them equal. Every rank makes the same number of
+steps per epoch: floor(size of the smallest shard / batch size).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def steps_per_epoch(num_samples: int, world_size: int, batch_size: int) -> int:
 
 
 def order(indices: torch.Tensor, *, seed: int, rank: int, epoch: int) -> torch.Tensor:
-    """Return the int64 sample indices of a rank's shard, shuffled for one epoch, which counts from 0."""
+    """Return the sample indices of a rank's shard (int64), shuffled for the epoch with this number, from 0."""
     return indices[torch.randperm(len(indices), generator=random_generator(seed, rank + 1, epoch + 1))]
 
 
@@ -78,12 +78,13 @@ class Batches:
         self._size = config.samples_per_step
         self.per_epoch = min(map(len, shards)) // self._size
         self._used = 0
-        # epoch, first batch, samples: these replace the rest of an epoch after the number of ranks has changed
+        # [epoch, number of a batch, samples]: from this batch on, these samples replace the rest of the epoch, in which
+        # the number of ranks has changed
         self._rest: list[Any] | None = None
         self._begin_epoch()
 
     def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the next batch on the device: what the network gets and the targets, both [size, ...]."""
+        """Return the next batch on the device: (inputs of the network, targets), both [size, ...]."""
         position = self._used % self.per_epoch
         self._used += 1
         if position == 0:
@@ -95,7 +96,7 @@ class Batches:
         return self._dataset.normalise(inputs), targets
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of batches used, the random generator's state, and samples redistributed over new ranks."""
+        """Return the number of batches used, the random generator's state, and samples taken over from old ranks."""
         return {"used": self._used, "generator": self._generator.get_state(), "rest": self._rest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -105,7 +106,7 @@ class Batches:
         self._generator.set_state(state["generator"])
 
     def go_to(self, step: int) -> None:
-        """Go on with the batch of this step of the run, on a rank that uses one batch per step."""
+        """Continue with the batch for step `step` of the run, from 0; the rank must use one batch per step."""
         self._used = step
         self._begin_epoch()
 
@@ -128,20 +129,21 @@ class Batches:
             self._order = torch.cat([samples.new_zeros(first * self._size), samples])  # earlier batches are never read
 
 
-# Images of 32x32 pixels per evaluation batch; larger samples are fewer, with as many numbers in total.
+# Number of images of 32x32 pixels per evaluation batch. If samples are larger, a batch has fewer, so that the number of
+# values in it stays the same.
 EVALUATION_BATCH = 256
-# Bytes of a text per evaluation batch, for each of which a network holds many numbers.
+# Bytes of a text per evaluation batch; few, because a network holds many numbers for each byte.
 EVALUATION_BYTES = 4096
-# Training samples to evaluate: few enough to be cheap; their accuracy is exact to half a point at 97 %.
+# Number of training samples to evaluate: few enough to be cheap, with a standard error of half a point at 97 %.
 TRAIN_SAMPLES = 1000
 
 
 def check_inputs(inputs: torch.Tensor, found: str) -> None:
-    """Raise DatasetError if inputs hold NaN or infinite values, in fp32.
+    """Raise DatasetError if inputs hold values that are NaN or infinite in fp32.
 
     Args:
-        inputs: what a network gets.
-        found: what came of them, for the message, such as "the loss is nan".
+        inputs: inputs of a network.
+        found: the effect of such inputs, for the message, such as "the loss is nan".
     """
     if not bool(torch.isfinite(inputs.float()).all()):
         raise DatasetError(
@@ -151,7 +153,7 @@ def check_inputs(inputs: torch.Tensor, found: str) -> None:
 
 
 class Evaluation(NamedTuple):
-    """A model's mean loss per prediction, in nats, and the share of right predictions, 0 to 1, on some samples."""
+    """A model's mean loss per prediction, in nats, and its share of correct predictions, 0 to 1, on some samples."""
 
     loss: float
     accuracy: float
@@ -160,7 +162,7 @@ class Evaluation(NamedTuple):
 def pool_running_statistics_(model: nn.Module, group: dist.ProcessGroup | None) -> None:
     """Replace the running means and variances of BatchNorm with those of all ranks' samples together.
 
-    Ranks see different samples, so their running statistics differ; training never reads them, evaluation does. Other
+    Ranks see different samples, so their running statistics differ; only evaluation reads these statistics. Other
     floating-point buffers are averaged. Every rank of the group must call this function.
     """
     buffers = dict(model.named_buffers())
@@ -181,7 +183,7 @@ def _means(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> 
 
 
 def train_sample(train: Samples) -> Samples:
-    """Return the training samples to evaluate: always the same, with the classes in proportion to the training set."""
+    """Return the training samples to evaluate: always the same ones, with about the set's class proportions."""
     return train.subset(min(TRAIN_SAMPLES, len(train)))
 
 
@@ -192,9 +194,9 @@ class RankData:
     Attributes:
         train: the training samples.
         shards: the partition of the training samples: the indices of each replica's samples.
-        fed: the numbers of the shards that this rank makes batches of.
-        train_sample: the training samples to evaluate.
-        test: the samples to evaluate on.
+        fed: the numbers of the shards from which this rank makes batches.
+        train_sample: the training samples to evaluate on.
+        test: the test samples, or held-out training samples, to evaluate on.
         columns: columns of `metrics.csv` that describe the data, by name; they are the same in all rows.
     """
 
@@ -253,8 +255,9 @@ def evaluate(
 ) -> list[Evaluation]:
     """Return the model's mean loss and accuracy on each set of samples; the results are the same on every rank.
 
-    The model is evaluated with running statistics pooled over ranks, and left in training mode with this rank's own:
-    otherwise each evaluation would make the ranks' statistics equal. Every rank of the group must call this function.
+    The model is evaluated with running statistics (of BatchNorm) pooled over ranks. Afterwards, it is in training mode
+    and has this rank's own statistics again; otherwise, each evaluation would make the ranks' statistics equal. Every
+    rank of the group must call this function.
 
     Args:
         model: the network.
@@ -277,7 +280,7 @@ def evaluate(
         if samples.targets.dim() > 1:
             size = max(1, min(EVALUATION_BATCH, EVALUATION_BYTES // samples.targets[0].numel()))
         part = evaluation_part(len(samples), dist.get_rank(group), dist.get_world_size(group))
-        totals = torch.zeros(2, dtype=torch.float64)  # sum of the losses, number of right predictions
+        totals = torch.zeros(2, dtype=torch.float64)  # sum of the losses, number of correct predictions
         for start in range(part.start, part.stop, size):
             chosen = slice(start, min(start + size, part.stop))
             inputs, targets = (each.to(device) for each in samples.at(chosen))

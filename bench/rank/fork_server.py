@@ -1,10 +1,10 @@
 """The process that ranks are forked from: the launcher runs `python -m bench.rank.fork_server MODULE CONNECTION`.
 
-The process imports MODULE, which the ranks run, and then serves requests from the connection, whose file descriptor is
-CONNECTION, one after the other: it calls a function and sends back the result or exception, or runs a job and sends
-back the exit code. If MODULE has a function `prepare`, all ranks share the memory of what this function loads. Ranks
-are started by torchrun's own functions, so their logs, the order in which they are stopped and the messages about
-failures are those of torchrun.
+The process imports MODULE, which the ranks run. Then it serves requests from the connection, whose file descriptor is
+CONNECTION, one after the other. If a request is a function, the process calls it and sends back the result or the
+exception. If a request is a job, the process runs it and sends back the exit code. If MODULE has a function `prepare`,
+all ranks share the data that this function loads into memory. Torchrun's own functions start the ranks, so their logs,
+the order in which they are stopped and the messages about failures are as with torchrun.
 """
 
 import collections
@@ -109,14 +109,14 @@ def run(
             _call(module, "prepare", folder)
         restarts = Restarts(start, folder) if _call(module, "ranks_may_leave", folder) else None
         count = ranks_per_host if restarts is None else 1  # ranks that end together if one of them fails
-        gc.freeze()  # the garbage collector does not touch, and so copy, memory that is shared with the ranks
+        gc.freeze()  # otherwise, garbage collection in the ranks would copy the memory that they share
         try:
             for first in range(0, len(hosts) * ranks_per_host, count):
                 running[first] = start(range(first, first + count))
             return _wait(module, running, grace_s, restarts)
         finally:
             for ranks in running.values():
-                ranks.close()  # stops the ranks that still run after the grace, or when the launcher stops the job
+                ranks.close()  # stops ranks that still run after the grace period, or when the launcher stops the job
     except SignalException as stopped:
         sys.exit(128 + stopped.sigval)
 
@@ -157,13 +157,13 @@ def _start(
 
 # A rank is not started again once it has ended this many times in a row before its first exchange.
 MOST_FAILED_STARTS = 5
-# Reported errors that mean a loss; any other one, such as a loss that is not finite, would come again.
+# Reported errors that mean that a rank was lost. Any other error, such as a training loss of NaN, would occur again.
 _LOSSES = (MembershipError.__name__, TransportError.__name__)
 PAUSE_S = 1.0
 
 
 class Restarts:
-    """Starts ranks that are lost again while the others go on; rank 0 must stay.
+    """Starts lost ranks again while the other ranks continue; rank 0 must not be lost.
 
     Args:
         start: starts a range of ranks.
@@ -177,9 +177,10 @@ class Restarts:
         self._due: dict[int, float] = {}
 
     def schedule(self, rank: int, result: RunProcsResult) -> bool:
-        """Start a lost rank again after a pause; return False after an error of its own, or too many failed starts.
+        """Schedule a lost rank to start again after a pause; return True if the rank will start again.
 
-        What it has reported about its failure is removed, because the job goes on.
+        The result is False if the rank failed by its own error, or if its start has failed too often. The error report
+        of a rank that will start again is removed, because the job goes on.
         """
         joined = self._folder.joined(rank)
         self._failed_starts[rank] = 0 if joined.exists() else self._failed_starts[rank] + 1
@@ -197,7 +198,7 @@ class Restarts:
         return True
 
     def start_due(self) -> dict[int, PContext]:
-        """Start the ranks whose pause is over, and return them."""
+        """Start the ranks whose pause is over, and return their processes by rank."""
         now = time.monotonic()
         due = [rank for rank, at in self._due.items() if at <= now]
         for rank in due:
@@ -206,13 +207,13 @@ class Restarts:
 
 
 def _wait(module: str, running: dict[int, PContext], grace_s: float, restarts: Restarts | None = None) -> int:
-    """Wait until all ranks have ended, or the grace after a failure is over; return the job's exit code, 0 or 1.
+    """Wait until all ranks have ended, or until `grace_s` after a failure; return the job's exit code, 0 or 1.
 
     Args:
         module: name of the module that every rank runs.
-        running: the ranks that were started together, by the first of them; those that have ended are removed.
+        running: groups of ranks that were started together, by first rank; groups that have ended are removed.
         grace_s: as in `run`.
-        restarts: starts ranks again that are lost before rank 0 has ended; None if every failure ends the job.
+        restarts: starts lost ranks again until rank 0 has ended; None if every failure ends the job.
     """
     exit_code, ends_at = 0, math.inf
     while running and time.monotonic() < ends_at:
@@ -220,7 +221,7 @@ def _wait(module: str, running: dict[int, PContext], grace_s: float, restarts: R
             if (result := ranks.wait(0)) is None:
                 continue
             del running[first]
-            if restarts is not None and 0 not in running:  # the others are about to end, whatever they say
+            if restarts is not None and 0 not in running:  # rank 0 has ended, so the others are about to end
                 ends_at = min(ends_at, time.monotonic() + grace_s)
                 if first != 0:
                     continue
@@ -239,7 +240,7 @@ def _wait(module: str, running: dict[int, PContext], grace_s: float, restarts: R
 
 
 def _call(module: str, name: str, folder: RunFolder) -> Any:
-    """Return what the module's function of this name says about the job's folder; None if it has none, or fails."""
+    """Return the result of the module's function of this name for the folder; None if it does not exist or fails."""
     function = getattr(importlib.import_module(module), name, lambda _: None)
     try:
         return function(str(folder.path))

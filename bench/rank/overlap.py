@@ -1,4 +1,4 @@
-"""How many of the sent positions ranks have in common, from a sample of positions."""
+"""Estimate how many of the positions that one rank sends are also sent by another rank, from a sample of positions."""
 
 import base64
 import itertools
@@ -52,8 +52,8 @@ def _by_layer(key: Key, payload: Payload) -> list[tuple[Key, Payload]]:
 def sampled_overlap(of_ranks: Sequence[dict[str, str]]) -> float | None:
     """Return the share of sampled positions that two ranks both send, from 0 to 1, as the mean over pairs of ranks.
 
-    It is 2 |A and B| / (|A| + |B|), where A and B are the sets of sampled positions that the two ranks send. Only
-    payloads that every rank has made are compared; the result is None if there are none.
+    The share of two ranks is 2 |A and B| / (|A| + |B|), where A and B are the sets of sampled positions that they send.
+    Only payloads that every rank has made are compared; the result is None if there are no such payloads.
 
     Args:
         of_ranks: for each rank, the result of `sample_index_sets`.
@@ -74,7 +74,7 @@ def support(payload: Payload) -> torch.Tensor:
 
 
 def mean_overlap(index_sets: Sequence[torch.Tensor]) -> float | None:
-    """Return the mean overlap over pairs of masks, bool [numel]; None if every mask is empty."""
+    """Return the overlap of two masks, bool [numel], as the mean over all pairs of masks; None if all are empty."""
     shares = [
         2 * int((one & other).sum()) / entries
         for one, other in itertools.combinations(index_sets, 2)

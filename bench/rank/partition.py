@@ -1,10 +1,10 @@
 """Divide the training samples among ranks: evenly at random, by classes, or with class shares of a Dirichlet draw.
 
-A partition is a list of shards: for each rank, the int64 indices of its samples. It follows from the labels, the number
-of ranks and the seed, so every rank computes the same one.
+A partition is a list of shards: for each rank, the int64 indices of its samples. Labels, number of ranks and seed
+determine the partition, so every rank computes the same one.
 
 Shards are disjoint, and their sizes differ by at most one sample. So every rank makes the same number of steps per
-epoch, with batches of one size, and the mean of the ranks' gradients is the mean over the samples of the step.
+epoch, with batches of equal size, and the mean of the ranks' gradients is the mean over all samples of the step.
 """
 
 from collections.abc import Sequence
@@ -72,13 +72,13 @@ def dirichlet(labels: torch.Tensor, num_ranks: int, alpha: float, seed: int) -> 
     where p are the class shares of the whole set, and takes samples of the classes with probabilities q, without
     replacement. A class that has run out is left out, and q is renormalised.
 
-    The last rank gets what the others leave, so its class shares are no free draw.
+    The last rank gets the samples that the other ranks leave, so its class shares are not drawn freely.
 
     Args:
         labels: class labels, int64 [num_samples].
         num_ranks: number of ranks.
-        alpha: concentration: the larger, the closer are the shards to a random partition; near 0, a rank takes one
-            class after the other.
+        alpha: concentration. With a large alpha, the shards are close to a random partition; with an alpha near 0, a
+            rank takes the samples of one class after the other.
         seed: the run's seed.
     """
     random = _random(seed)
@@ -87,8 +87,8 @@ def dirichlet(labels: torch.Tensor, num_ranks: int, alpha: float, seed: int) -> 
     concentration = alpha * left / len(labels)
     result = []
     for rank in range(num_ranks):
-        # The logarithm of q, which a small alpha would make 0: if G is Gamma(a + 1) and U uniform, then G U^(1/a) is
-        # Gamma(a).
+        # Compute log q, because a small alpha would make q itself 0. If G is Gamma(a + 1) and U is uniform, then
+        # G U^(1/a) is Gamma(a).
         uniform = 1 - random.random_sample(len(left))
         log_q = np.log(random.standard_gamma(concentration + 1)) + np.log(uniform) / concentration
         size = len(labels) // num_ranks + (rank < len(labels) % num_ranks)
@@ -122,9 +122,9 @@ def class_counts(labels: torch.Tensor, of_ranks: Sequence[torch.Tensor]) -> torc
 
 
 def label_skew(labels: torch.Tensor, of_ranks: Sequence[torch.Tensor]) -> float:
-    """Return how much the class shares of the ranks differ from those of all samples, 0 (equal) to 1 (disjoint).
+    """Return how much the class shares on a rank differ from those of all samples, 0 (equal) to 1 (disjoint).
 
-    It is the mean over ranks of the total variation distance, which is half the sum of the absolute differences.
+    The result is the mean over ranks of the total variation distance: half the sum of the absolute differences.
     """
     counts = class_counts(labels, of_ranks).double()
     shares = counts / counts.sum(dim=1, keepdim=True)
@@ -134,7 +134,7 @@ def label_skew(labels: torch.Tensor, of_ranks: Sequence[torch.Tensor]) -> float:
 
 def random_generator(seed: int, stream: int, epoch: int) -> torch.Generator:
     """Return the random generator for one purpose (stream) and epoch of a run."""
-    # A hash of the tuple, so that neighbouring seeds, ranks and epochs share no stream.
+    # Seed with a hash of the tuple, so that neighbouring seeds, ranks and epochs get different random numbers.
     mixed = seed & 0xFFFFFFFF
     for word in (stream, epoch):
         mixed = (mixed * 6364136223846793005 + (word & 0xFFFFFFFF) * 1442695040888963407 + 1) & 0x7FFFFFFFFFFFFFFF

@@ -32,7 +32,7 @@ _OF_LINKS = ("measured_bandwidth_bps", "measured_rtt_s", "measured_loss_ratio", 
 
 
 def link_columns(folder: RunFolder) -> dict[str, Any]:
-    """Return the columns of `metrics.csv` about the links between virtual hosts, as measured before training, by name.
+    """Return the values of the columns about links between virtual hosts, measured before training, by column name.
 
     Without virtual hosts, all values are empty.
     """
@@ -41,9 +41,9 @@ def link_columns(folder: RunFolder) -> dict[str, Any]:
 
 
 def link_rates(config: RanksConfig) -> tuple[float, ...]:
-    """Return the rate of each rank's link in bits per second, in rank order; empty unless every host's is known.
+    """Return the rate of each rank's link in bits per second, in rank order; empty if any host's rate is unknown.
 
-    It is the lower rate of both directions (a trace's mean), and the ranks of a host share it.
+    The rate of a host is the lower rate of its two directions (for a trace, the mean); its ranks share it equally.
     """
     of_hosts = []
     for host in config.cluster["hosts"] if config.cluster else ():
@@ -85,9 +85,9 @@ def postpone_compiler() -> None:
 
 
 C = TypeVar("C", bound=Configuration)
-# Environment variable with the process group's init method; without it, ranks meet as torchrun arranges.
+# Environment variable with the process group's init method; if it is not set, torchrun connects the ranks.
 INIT_METHOD = "BENCH_INIT_METHOD"
-# Text in plain RuntimeErrors that mean a lost rank: from gloo, and from a file store.
+# Texts in plain RuntimeErrors of gloo and of a file store that mean that a rank was lost.
 _WORDS_OF_A_LOSS = ("connectFullMesh", "Wait timeout")
 
 
@@ -96,12 +96,12 @@ def rank_main(
 ) -> Callable[[str], int]:
     """Return a rank's main function, which takes the path of the job's folder and returns the exit code.
 
-    The exit code is 0, or 1 after an error, which the function writes to `errors/rank-N.json` in the folder.
+    The exit code is 0 after success, and 1 after an error. The error is written to `errors/rank-N.json` in the folder.
 
     Args:
         configuration: class of the job's configuration, which is read from the folder's `config.json`.
         work: does the rank's work, given the configuration and the folder.
-        user_errors: errors whose message is already one sentence for the user; others are shown with their type.
+        user_errors: errors whose message is already one sentence for the user; other errors are shown with their type.
     """
 
     def main(path: str) -> int:
@@ -120,7 +120,7 @@ def rank_main(
                 "lost_rank": getattr(error, "lost_rank", None),
                 "traceback": traceback.format_exc(),
             }
-            with contextlib.suppress(OSError):  # a full disk must not hide the error that the log also holds
+            with contextlib.suppress(OSError):  # a full disk must not hide the error, which is also logged
                 write_json(folder.errors / f"rank-{rank}.json", report)
             traceback.print_exc()
             return 1
@@ -132,8 +132,8 @@ def rank_main(
 def end_process(exit_code: int) -> NoReturn:
     """End this process without Python's own clean-up.
 
-    Threads of the backend may still wait for ranks that no longer answer, and destroying them in arbitrary order has
-    aborted ranks that had finished their work.
+    Threads of the backend may still wait for ranks that no longer answer. When Python destroyed such threads in
+    arbitrary order, ranks that had finished their work were aborted.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -155,12 +155,12 @@ def set_up_device(name: str, threads: int) -> torch.device:
     # The same seed must give the same numbers.
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.allow_tf32 = False  # the rows state fp32
+    torch.backends.cudnn.allow_tf32 = False  # results are said to be in fp32
     return device
 
 
 def training_device(config: RanksConfig) -> torch.device:
-    """Set up this rank's device for training, with the scheduling that suits ranks that share cores; return it."""
+    """Set up and return this rank's device for training; on a CPU, request scheduling for ranks that share cores."""
     if config.device == "cpu":
         use_batch_scheduling()
     return set_up_device(config.device, config.threads)
@@ -200,20 +200,20 @@ def use_batch_scheduling() -> None:
 
 
 def return_memory() -> None:
-    """Return freed memory to the kernel, where glibc can; otherwise it stays with the process."""
+    """Return freed memory to the kernel; without glibc, do nothing, so the process keeps the memory."""
     with contextlib.suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def device_time(device: torch.device) -> float:
-    """Wait until all work queued on the device has ended, and return the time in seconds of `time.perf_counter`."""
+    """Wait until all work queued on the device has ended; return the time of `time.perf_counter`, in seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def rendezvous_store(timeout_s: float) -> Store:
-    """Return a store that all ranks of the job share, also ranks that start again, with a time limit for every wait."""
+    """Return a store that all ranks of the job share, including ranks that start again; every wait has a time limit."""
     method = os.environ.get(INIT_METHOD, "env://")
     if method.startswith("file://"):
         store: Store = FileStore(method.removeprefix("file://"))
@@ -236,7 +236,7 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
     Raises:
         TransportError: a rank was lost while the ranks connected or inside the block.
     """
-    # NCCL needs a GPU per rank; ranks that share one talk through gloo.
+    # NCCL needs a GPU per rank; ranks that share a GPU use gloo.
     own_gpu = device.type == "cuda" and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     try:
         dist.init_process_group(
@@ -249,7 +249,7 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
         )
         failure_detector()  # from now on this rank answers when others ask who is still there
     except RuntimeError as error:
-        # Another rank or the store is gone, and not this rank's own fault, such as a port in use.
+        # True if another rank or the store is gone; False for a fault of this rank, such as a port in use.
         lost_store = isinstance(error, dist.DistNetworkError | dist.DistStoreError) and "EADDRINUSE" not in str(error)
         if not (lost_store or any(words in str(error) for words in _WORDS_OF_A_LOSS)):
             raise
@@ -261,7 +261,7 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def group_of_one() -> Iterator[None]:
-    """Do what `process_group` does for a group of this rank alone, on a CPU, which no other rank can break."""
+    """Like `process_group`, but the group has only this rank, on a CPU, so that no other rank can break the group."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     with _in_group():
         yield

@@ -46,7 +46,7 @@ class ProgressFile:
     def report(
         self, *, step: int, total_steps: int, epoch: float, samples: int, loss: Callable[[], float | None]
     ) -> None:
-        """Write a line of progress, if the last one is older than `PROGRESS_EVERY_S` or this is the run's last step.
+        """Write a line of progress, if the last line is older than `PROGRESS_EVERY_S` or the run has done all steps.
 
         Args:
             step: optimizer steps done.
@@ -72,7 +72,7 @@ class ProgressFile:
             "accuracy": self.last_row.get("test_accuracy"),
             "bits_per_byte": self.last_row.get("test_bits_per_byte"),
             "samples_per_s": (samples - self._samples) / elapsed if elapsed else None,
-            # above 1 if there are too few readings
+            # unknown if the value is above 1, because there were too few readings
             "waiting_share": waiting_share if waiting_share is None or waiting_share <= 1.0 else None,
             "eta_s": (total_steps - step) * elapsed / steps if elapsed else None,
         }
@@ -110,7 +110,7 @@ _NUMBERS = [
 
 
 def open_tracker(config: RunConfig, folder: RunFolder, step: int = 0) -> _TensorBoard | _MLflow | None:
-    """Return the tracker that the configuration names, or None if it names none.
+    """Return the tracker that the configuration names; None if the configuration names no tracker.
 
     Only the rank that writes rows may call this function. The tracker's method `row` adds one row of `metrics.csv`, and
     `close` marks the run as finished.

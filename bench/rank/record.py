@@ -86,7 +86,7 @@ class StepSums:
     Attributes:
         steps: number of steps.
         entries: number of gradient elements transmitted.
-        figures: the `figures` of the steps' reports, by name.
+        figures: the values of all steps for each name in the `figures` of their reports.
         wire_sent, wire_received: bytes sent and received by the virtual host's network interface, including headers.
     """
 
@@ -165,7 +165,7 @@ class Recorder:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the `state_dict` of a stopped process; what that process sent counts as sent by this process."""
+        """Restore the `state_dict` of a stopped process; bytes that it sent count as sent by this process."""
         self._sums = StepSums(**state["counts"])
         self._so_far = state["so_far"]
         self.last_row = state["last_row"]
@@ -176,7 +176,7 @@ class Recorder:
         self._traffic_before = {purpose: entry.since(saved.get(purpose, Traffic())) for purpose, entry in now.items()}
         self._started = time.time() - state["wall_time_s"]
         self._fixed["started_at"] = state["started_at"]
-        # What the stopped process decided after the checkpoint is repeated at the same steps.
+        # Decisions that the stopped process made after the checkpoint are repeated at the same steps.
         for exchange in (each for each in self.strategy.exchanges if isinstance(each, RepeatsDecisions)):
             text = ""
             if self.is_writer:
@@ -192,9 +192,9 @@ class Recorder:
     def measuring(self) -> Iterator[None]:
         """Measure training time, other programs' CPU use and the virtual host's traffic while the block runs.
 
-        Every rank must run the same blocks. Evaluation and set-up are outside of them, so they do not count as training
-        time. On virtual hosts, barriers make all ranks enter and leave a block together, because a backend may return
-        before the kernel has sent everything.
+        Every rank must run the same blocks. Evaluation and set-up are outside of the blocks, so they do not count as
+        training time. On virtual hosts, barriers make all ranks enter and leave a block together, because a backend may
+        return before the kernel has sent all data.
         """
         if self._is_first_here:
             self._other_work.start()
@@ -239,7 +239,7 @@ class Recorder:
             self._decision = report.decision
             if self._decision.step > self._decided_until:
                 self._decided_until = self._decision.step
-                if self.is_writer:  # at once, so that a resumed run can repeat it
+                if self.is_writer:  # write at once, so that a resumed run can repeat the decision
                     append_json_line(self._folder.choices, self._decision.to_dict())
 
     def record_evaluation(self, *, columns: dict[str, Any], figures: dict[str, Any]) -> None:
@@ -248,10 +248,10 @@ class Recorder:
         A rank that does not evaluate calls `hand_over` instead.
 
         Args:
-            columns: values of columns of `metrics.csv` that are equal on all ranks or those of rank 0, by column name.
-            figures: this rank's part of columns that combine all ranks: `samples` used and `skipped_steps` so far;
-                `train_loss`, the mean loss, `steps_per_s` and `cpu_s_per_step` since the previous row, each None if
-                there were no such steps.
+            columns: values of columns of `metrics.csv`, by column name; values of rank 0 are recorded.
+            figures: this rank's values for columns that combine all ranks. So far: `samples` used and `skipped_steps`.
+                Since the previous row: `train_loss` (mean), `steps_per_s` and `cpu_s_per_step`; each of them is None if
+                no step was measured.
         """
         everyone = self._gathered(figures)
         reached = self.config.reaches_target(columns["test_accuracy"], columns["test_bits_per_byte"])
@@ -370,7 +370,7 @@ def mean_loss(everyone: Sequence[dict[str, Any]]) -> float | None:
     """
     known = [(each["train_loss"], max(1, each["steps"])) for each in everyone if each["train_loss"] is not None]
     most = max((steps for _, steps in known), default=1)
-    weights = [steps / most for _, steps in known]  # exactly 1 if all made equally many steps
+    weights = [steps / most for _, steps in known]  # exactly 1 if all ranks made equally many steps
     weighted = sum(loss * weight for (loss, _), weight in zip(known, weights, strict=True))
     return float(weighted / sum(weights)) if known else None
 

@@ -1,4 +1,4 @@
-"""What a rank works with, the same in training and in timing: components, network, samples and restored state."""
+"""Build what a rank needs, the same for training and for timing: components, network, samples and restored state."""
 
 import functools
 import os
@@ -29,12 +29,12 @@ from gradwire.exchange.packed_state import bits_hash
 
 
 def components(config: RunConfig, device: torch.device, store: Store | None = None) -> tuple[Dataset, Setup]:
-    """Build the data set, and what the strategy gets on this rank; the network has its initial weights.
+    """Build the data set, and the `Setup` that the strategy gets on this rank; the network has its initial weights.
 
     Args:
         config: the run's configuration.
         device: the device on which this rank computes.
-        store: the rendezvous store of the whole run, if every rank is a process group of its own.
+        store: the rendezvous store of the whole run if every rank has its own process group; None otherwise.
     """
     dataset: Dataset = spec.build("datasets", config.filled["dataset"])
     setup = Setup(
@@ -56,7 +56,7 @@ def data_and_state(
     group: dist.ProcessGroup | None,
     restored: Restored | None,
 ) -> tuple[RankData, dict[str, Any] | None]:
-    """Return this rank's samples, and the state with which it resumes (None in a new run).
+    """Return this rank's samples, and the state from which the rank resumes (None in a new run).
 
     Rank 0 also writes `partition.csv`.
 
@@ -69,7 +69,7 @@ def data_and_state(
     if len(set(gather_json(bits_hash(known), group))) > 1:
         raise RunFailed(f"ranks loaded different data with one seed; {way_to_agree(config.dataset, config)}")
     data = RankData.of(config, dataset, train, test)
-    if own_rank() == 0 and not config.holdout_size:  # held-out training samples are of another text
+    if own_rank() == 0 and not config.holdout_size:  # the yardsticks are for the test set
         data.columns.update(dataset.yardsticks())
     if (smallest := min(map(len, data.shards))) < config.samples_per_step:
         raise RunFailed(
@@ -77,7 +77,7 @@ def data_and_state(
             f"{config.samples_per_step}; lower --batch-size or --world-size"
         )
     if own_rank() == 0 and dataset.has_classes:
-        folder.partition.unlink(missing_ok=True)  # of another number of ranks
+        folder.partition.unlink(missing_ok=True)  # it may be of another number of ranks
         counts = partition.class_counts(train.targets, data.shards)
         RowWriter(folder.partition, PARTITION).extend(
             {"run_id": folder.run_id, "rank": rank, "class": label, "samples": int(counts[rank, label])}
@@ -86,10 +86,10 @@ def data_and_state(
     state = None if restored is None else restored.states[0]
     if restored is not None and restored.waiting is not None:
         state = resized(restored.states, config, dist.get_rank(), restored.waiting, dataset, train)
-    # Forked ranks share the samples that `prepare` has loaded; copies of their parts would add to these.
+    # Forked ranks share the samples that `prepare` has loaded; a copy of each rank's part would need more memory.
     if loaded_by == os.getpid() and not dataset.keeps_samples:
         taken_over = [each["rest"][2].cpu() for each in (state or {"batches": []})["batches"] if each["rest"]]
-        return_memory()  # what loading needed, before copies are made
+        return_memory()  # memory that loading needed, before copies are made
         data = data.own_part(group, taken_over)
         _load.cache_clear()
         del train, test
@@ -98,7 +98,7 @@ def data_and_state(
 
 
 def way_to_agree(component: str, config: RunConfig) -> str:
-    """Return what to do if a component, a model or data set, is not the same on all ranks."""
+    """Return advice for the user if a component (a model or data set) is not the same on all ranks."""
     spec_of = spec.parse(component)
     ways = []
     if spec_of.is_function:

@@ -22,7 +22,7 @@ from gradwire.step_guard import NonFiniteGradient
 
 
 def learning_rate(config: RunConfig, step: int, total_steps: int, steps_per_epoch: int) -> float:
-    """Return the learning rate of an optimizer step, which counts from 0, after scaling, warm-up and schedule."""
+    """Return the learning rate for optimizer step number `step`, from 0, after scaling, warm-up and schedule."""
     scaling = LrScaling.parse(config.lr_scaling)
     peak = config.lr * scaling.factor(config.replicas)
     warmup_steps = config.warmup_epochs * steps_per_epoch
@@ -51,7 +51,7 @@ class StepTime:
         waited_s: the wait for the exchange within `until_exchanged_s`; None if it is unknown.
         encode_s: time spent on encoding and decoding, also during backward; None if DDP does not report it.
         exchange_s: time that the exchange was busy, also during backward; None if DDP does not report it.
-        exposed_s: all waiting after backward, including the wait for what the optimizer exchanges; None if unknown.
+        exposed_s: all waiting after backward, including the wait for exchanges of the optimizer; None if unknown.
     """
 
     total_s: float
@@ -64,13 +64,13 @@ class StepTime:
 
 
 def speed_columns(steps: Sequence[StepTime], interval: int = 1) -> dict[str, float | None]:
-    """Return the columns of `metrics.csv` about the time of a step and its parts, in seconds, by name.
+    """Return the values of the columns about the time of a step and its parts, in seconds, by column name.
 
-    The dict is empty if there are no steps. With an interval, median and percentile are those of the mean steps of
-    intervals, because only some steps of each exchange anything.
+    The dict is empty if there are no steps. If `interval` is above 1, median and percentile are those of the mean step
+    times of intervals, because only some steps of each interval exchange anything.
 
     The time of a part of a step, such as encoding, is (its share of the time of all steps) x (the median step). The
-    mean time of the part could exceed the median step if a few steps are slow.
+    mean time of the part is not used, because it could exceed the median step if a few steps are slow.
     """
     if not steps:
         return {}
@@ -105,7 +105,7 @@ class Diverged(RuntimeError):
 
 
 class NeverFinite(Diverged):
-    """They were so before any update, so another learning rate would not help."""
+    """Loss or gradients were infinite or NaN before any update, so another learning rate would not help."""
 
 
 _NO_UPDATE = "before any update; check the model, its initial weights and the scale of the inputs"
@@ -143,7 +143,7 @@ class Trainer:
         self.step = self.strategy.first_step  # optimizer steps of the run; each uses `replicas` batches
         self.own_steps = 0  # batches that this rank has used: equal to `step` unless ranks go at their own speed
         self.skipped_steps = 0
-        self._resumed_at = self.step  # the step from which this process trains, after a checkpoint or if it came later
+        self._resumed_at = self.step  # step at which this process began, after a checkpoint or by joining late
         if self.step:
             for batches in self._batches:
                 batches.go_to(self.step)
@@ -232,8 +232,8 @@ class Trainer:
         """Return the optimizer step at which the next evaluation or checkpoint is due, at most the run's last step.
 
         Args:
-            every: number of epochs (with --steps: steps) until then; 0 for the run's last step. With a part of an
-                epoch, the step is the first one at or after the next multiple of this part.
+            every: number of epochs (with --steps: steps) until then; 0 for the run's last step. If it is a fraction of
+                an epoch, the result is the first step at or after the next multiple of this fraction.
             at_multiple: True to return the next step that is a multiple of `every`.
         """
         period = every * (1 if self.config.steps else self.steps_per_epoch)
@@ -281,7 +281,7 @@ class Trainer:
         if self.profiler is not None:
             self.profiler.step()
         self.recorder.count(report)
-        # The warm-up is over after `untimed_steps` steps of the run; an asynchronous slow rank makes few steps itself.
+        # Warm-up ends after `untimed_steps` steps of the run, because a slow asynchronous rank makes few steps itself.
         untimed = config.untimed_steps
         is_profiled = self.profiler is not None and self.profiler.step_num <= untimed
         if self.step - self._resumed_at > untimed and not is_profiled:
@@ -326,7 +326,7 @@ class Trainer:
 
         Raises:
             Diverged: a loss is infinite or NaN.
-            DatasetError: so are the inputs.
+            DatasetError: the inputs are infinite or NaN as well.
         """
         recent = self._losses[len(self._losses) - self._unchecked :]
         finite = torch.isfinite(torch.stack(recent)).tolist() if recent else []
@@ -353,7 +353,7 @@ class Trainer:
         if not self.strategy.evaluates:
             self.recorder.hand_over(figures)
             return "running"
-        # Within an epoch only the test set is evaluated, because the other samples can take longer than the training.
+        # Within an epoch, only the test set is evaluated, because evaluating more can take longer than training.
         is_within_epoch = not isinstance(self.config.eval_every, int) and self.step % self.steps_per_epoch != 0
         test, *train = self._evaluations(
             [self.data.test] if is_within_epoch else [self.data.test, self.data.train_sample]
@@ -383,7 +383,7 @@ class Trainer:
         return status
 
     def _figures(self, times: Sequence[StepTime]) -> dict[str, Any]:
-        """Return what this rank adds to the columns that combine all ranks.
+        """Return this rank's values for the columns that combine all ranks.
 
         Args:
             times: the timed steps since the previous row.

@@ -63,7 +63,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
     options: Strategy = spec.build("strategies", config.filled["strategy"])
     store = rendezvous_store(config.timeout_s) if options.ranks_may_leave else None
     group = process_group(device, config.timeout_s) if store is None else group_of_one()
-    # A rank that rank 0 tells that the run has ended leaves without an error.
+    # If rank 0 tells a rank that the run has ended, that rank ends without an error.
     with contextlib.suppress(RunEnded), group:
         if (started := int(os.environ["WORLD_SIZE"])) != config.world_size:
             raise RuntimeError(f"the run has {config.world_size} ranks, but {started} were started")
@@ -116,7 +116,7 @@ def _train(
             folder.joined(own_rank()).touch()
 
     with profiler or contextlib.nullcontext():
-        # Last, because what this rank does before its first step makes it late for an exchange.
+        # Join last, because any work between joining and the first step makes this rank late for an exchange.
         strategy.join(while_waiting=recorder.progress.repeat, has_joined=has_joined)
         trainer = Trainer(
             config=config,
@@ -162,7 +162,7 @@ def slow_down(model: nn.Module, slowdown: float) -> None:
     computing time. Waiting for other ranks comes later and is not multiplied.
 
     Args:
-        model: the network without any wrapper, which gets hooks.
+        model: the network without any wrapper; hooks are added to it.
         slowdown: factor, at least 1.
     """
     device = next(model.parameters()).device
@@ -197,7 +197,7 @@ def prepare(path: str) -> None:
 
 
 def ranks_may_leave(path: str) -> bool:
-    """Return True if the ranks of the run in this folder may be lost, except rank 0, and start again."""
+    """Return True if ranks of the run in this folder, except rank 0, may be lost and start again."""
     config = RunConfig.from_json(RunFolder(Path(path)).config)
     options: Strategy = spec.build("strategies", config.filled["strategy"])
     return options.ranks_may_leave

@@ -172,7 +172,7 @@ def test_a_machine_that_begins_anew_beside_one_that_goes_on_is_no_riddle(tmp_pat
     for rank, answer in enumerate(run_ranks(machines, 2, tmp_path, args=(str(tmp_path / "run"),))):
         assert (answer["first"], answer["rows"]) == (None, "")  # no rank had a checkpoint
         assert answer["refusal"] == (
-            "rank 1 starts the run, and others resume from a checkpoint; give --resume on every machine, or start "
+            "rank 1 starts the run, and other ranks resume from a checkpoint; give --resume on every machine, or start "
             "the run again on every machine"
         )
         assert answer["after"] == "", rank

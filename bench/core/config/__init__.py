@@ -1,1 +1,1 @@
-"""The commands' configurations: one frozen dataclass per command, sent as JSON to the processes that it starts."""
+"""The commands' configurations: one frozen dataclass per command, sent as JSON to the processes of the command."""

@@ -1,8 +1,9 @@
 """Base class of the commands' configurations, and the annotations with which a field declares an option.
 
-``batch_size: Annotated[Count, Doc("samples per rank and step"), Flag(WHAT)] = 32`` declares an option completely: the
-command line, the check of its value, the JSON sent to the ranks, the CSV columns, the identity of the experiment and
-the table in `docs/options.md` are derived from it. Fields without a `Flag` are not options; the program fills them in.
+``batch_size: Annotated[Count, Doc("samples per rank and step"), Flag(WHAT)] = 32`` declares an option completely. From
+this declaration, the program derives the option on the command line, the check of its value, the JSON sent to the
+ranks, the CSV column, the option's part in the experiment's identity, and the row in `docs/options.md`. Fields without
+a `Flag` are not options; the program fills them in.
 """
 
 import copy
@@ -23,7 +24,7 @@ from bench.core.errors import UsageError
 from bench.core.functions import described
 from collectives.options import Option, OptionError, options_of
 
-# Default of an option whose value the program chooses when it resolves the configuration.
+# Default of an option for which the program chooses a value if the user gives none.
 NOT_GIVEN: Any = None
 
 
@@ -33,12 +34,13 @@ class Flag:
 
     Attributes:
         panel: heading under which the help shows the option.
-        name: the option with its dashes, such as "--cluster"; empty if it is derived from the field's name.
+        name: the option with its dashes, such as "--cluster"; empty to derive it from the field's name.
         chosen: description of the value that the program chooses if the option is not given.
-        kind: kind of component whose names the shell completes, such as "models"; empty if the option names none.
+        kind: kind of component whose names the shell completes, such as "models"; empty if values name no component.
         many: True if the option takes several components, separated by commas.
-        metavar: what stands for the value in the help; empty for the option's type and range.
-        words: returns the words that the shell completes, by name with their descriptions, if they name no component.
+        metavar: placeholder for the value in the help; empty to show the option's type and range.
+        words: returns the words that the shell completes, as a dict from each word to its description; for options
+            whose values name no component.
     """
 
     panel: str
@@ -54,11 +56,11 @@ class Flag:
 class Recorded:
     """Annotation that says how an option is recorded in CSV files.
 
-    An option without this annotation is a column and part of the experiment's identity.
+    An option without this annotation has a column and is part of the experiment's identity.
 
     Attributes:
         unit: unit of the column; empty for text and plain counts.
-        column: True if the option is a column.
+        column: True if the option has a column.
         identity: True if two runs with different values of the option are different experiments.
     """
 
@@ -71,7 +73,7 @@ NOT_RECORDED = Recorded(column=False, identity=False)
 
 
 def syntax(parse: Callable[[str], object]) -> pydantic.AfterValidator:
-    """Return an annotation that checks an option whose text has a syntax of its own, and normalises the text.
+    """Return an annotation that checks and normalises the text of an option that has its own syntax.
 
     Args:
         parse: parses the text or raises `UsageError`; `str` of the parsed object is the normalised text.
@@ -81,7 +83,7 @@ def syntax(parse: Callable[[str], object]) -> pydantic.AfterValidator:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CommandOption(Option):
-    """An option of a command, or a field of its configuration that the program fills in.
+    """An option of a command, or a field of the command's configuration that the program fills in.
 
     Attributes:
         flag: declaration of the option on the command line; None if the command line does not have it.
@@ -98,12 +100,12 @@ class CommandOption(Option):
 
     @property
     def keyword(self) -> str:
-        """Return the option as it is written in Python and in sweep files: the flag with underscores."""
+        """Return the option as it is written in Python and in sweep files, such as `batch_size`."""
         return self.flag_name.removeprefix("--").replace("-", "_")
 
     @property
     def cell_type(self) -> type:
-        """Return the Python type of the option's value when it is not None: int, float, bool or str."""
+        """Return the Python type of the option's value when the value is not None: int, float, bool or str."""
         is_union = typing.get_origin(self.value_type) in (typing.Union, types.UnionType)
         alternatives = typing.get_args(self.value_type) if is_union else (self.value_type,)
         bare = next(each for each in alternatives if each is not type(None))
@@ -115,7 +117,7 @@ class Configuration:
     """Base class of every command's configuration; values are checked when a configuration is created.
 
     Attributes:
-        panels: headings of the command's help, in order; the command line has only options under these headings.
+        panels: headings of the command's help, in order; only options under these headings are on the command line.
 
     Raises:
         UsageError: a value is invalid, e.g. "--batch-size 0 is not possible: give 1 or more".
@@ -131,7 +133,7 @@ class Configuration:
             if option.name not in values:
                 continue
             value = values[option.name]
-            if isinstance(value, os.PathLike):  # Python has paths where the command line has text
+            if isinstance(value, os.PathLike):  # in Python, a caller may give a path instead of text
                 value = os.fspath(value)
             try:
                 is_absent = value is None and option.default is None
@@ -157,7 +159,7 @@ class Configuration:
         return tuple(sorted(options, key=lambda o: cls.panels.index(o.flag.panel) if o.flag else len(cls.panels)))
 
     def changed(self, **values: Any) -> Self:
-        """Return a copy with these values, of which only these are checked.
+        """Return a copy in which these values replace the old ones; only the new values are checked.
 
         Raises:
             UsageError: a value is invalid.
@@ -187,7 +189,7 @@ class Configuration:
         """Read a configuration whose fields are in a JSON file, such as `config.json`.
 
         Raises:
-            UsageError: the file cannot be read, or lacks a field of this class, or has an unknown or invalid one.
+            UsageError: the file cannot be read, lacks a field of this class, or has an unknown field or invalid value.
         """
         try:
             return cls._from_text(path.read_text(encoding="utf-8"))
@@ -195,7 +197,7 @@ class Configuration:
             raise UsageError(f"{path} holds no {cls.__name__}: {error}") from None
 
     @classmethod
-    @functools.lru_cache(maxsize=1)  # forked ranks inherit what the process that they come from has read
+    @functools.lru_cache(maxsize=1)  # forked ranks inherit the configuration that their parent process has read
     def _from_text(cls, text: str) -> Self:
         values = json.loads(text)
         if missing := {field.name for field in dataclasses.fields(cls)} - set(values):

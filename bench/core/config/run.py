@@ -47,8 +47,8 @@ Threads = Annotated[int, Ge(1), Le(1024), Doc("threads per rank for tensor opera
 BucketMb = Annotated[float, Ge(0.001), Le(1e6), Doc("DDP's bucket size in MiB"), Recorded(unit="MiB")]
 DataDir = Annotated[str, Doc("folder of the data sets"), NOT_RECORDED]
 DATA_DIR = "data"
-# An option that describes links. Not its text is recorded, but the numbers computed from it (`RanksConfig.uplink_bps`
-# and those below it).
+# An option that describes links. Its text is not recorded; the numbers computed from the text are recorded
+# (`RanksConfig.uplink_bps` and the fields below it).
 LinkWord = Annotated[str | None, Flag(VIRTUAL_HOSTS), NOT_RECORDED]
 
 
@@ -66,7 +66,7 @@ class JobConfig(Configuration):
         float,
         Ge(1),
         Le(MAX_TIMEOUT_S),
-        Doc("most seconds that one step, sum or round of sums may take; then the job ends and names the late rank"),
+        Doc("most seconds for one step, sum or round of sums; if one takes longer, the job ends, naming the late rank"),
         Flag(PROCESSES, name="--timeout"),
         NOT_RECORDED,
     ] = 300.0
@@ -78,7 +78,7 @@ class RanksConfig(JobConfig):
 
     world_size: Annotated[
         RankCount,
-        Doc("ranks of the whole job"),
+        Doc("number of ranks of the whole job"),
         Flag(PROCESSES, chosen=f"{DEFAULT_WORLD_SIZE}, or as many as the virtual hosts have"),
     ] = NOT_GIVEN
     threads: Annotated[Threads, Flag(PROCESSES, chosen="cores / ranks")] = NOT_GIVEN
@@ -90,7 +90,7 @@ class RanksConfig(JobConfig):
     ] = 0
     rdzv_endpoint: Annotated[
         str | None,
-        Doc("HOST:PORT of machine 0, where the machines meet"),
+        Doc("HOST:PORT of machine 0, to which all machines connect"),
         Flag(MACHINES),
         NOT_RECORDED,
         syntax(Endpoint.parse),
@@ -111,7 +111,7 @@ class RanksConfig(JobConfig):
     downlink: Annotated[LinkWord, Doc("rate at which a host can receive: 100mbit")] = None
     bandwidth_trace: Annotated[
         LinkWord,
-        Doc("file of a rate that varies, both directions; each line is a time in ms at which 1500 bytes may pass"),
+        Doc("file of a varying rate, for both directions; each line is a time in ms at which 1500 bytes may pass"),
     ] = None
     uplink_trace: Annotated[LinkWord, Doc("file like --bandwidth-trace, only for what a host sends")] = None
     downlink_trace: Annotated[LinkWord, Doc("file like --bandwidth-trace, only for what a host receives")] = None
@@ -128,17 +128,17 @@ class RanksConfig(JobConfig):
         Flag(VIRTUAL_HOSTS, name="--cluster"),
         NOT_RECORDED,
     ] = None
-    # Computed from the options above. The recorded numbers and the digest describe the cluster completely, so the
-    # cluster itself is no part of the identity.
+    # The fields below are computed from the options above. The recorded numbers and the digest describe the cluster
+    # completely, so `cluster` itself is not part of the experiment's identity.
     cluster: Annotated[dict[str, Any] | None, Doc("the virtual hosts, as `Cluster.to_dict`"), NOT_RECORDED] = None
     uplink_bps: Annotated[
         float | None,
-        Doc("slowest sending rate set for a host; of a varying rate, the mean (empty: not limited)"),
+        Doc("slowest sending rate set for any host; a varying rate counts as its mean (empty: not limited)"),
         Recorded(unit="bit/s"),
     ] = None
     downlink_bps: Annotated[
         float | None,
-        Doc("slowest receiving rate set for a host; of a varying rate, the mean (empty: not limited)"),
+        Doc("slowest receiving rate set for any host; a varying rate counts as its mean (empty: not limited)"),
         Recorded(unit="bit/s"),
     ] = None
     link_trace: Annotated[str | None, Doc("name and digest of the trace files (empty: the rates are constant)")] = None
@@ -147,7 +147,7 @@ class RanksConfig(JobConfig):
         float | None, Doc("largest random deviation from the delay, up or down"), Recorded(unit="s")
     ] = None
     loss_ratio: Annotated[float | None, Doc("largest share of a host's frames that is lost on purpose")] = None
-    cpu_share: Annotated[float | None, Doc("smallest share of the time in which a host's processes may run")] = None
+    cpu_share: Annotated[float | None, Doc("smallest share of time in which any host's processes may run")] = None
     cluster_digest: Annotated[str | None, Doc("hash of all links (empty: all hosts are equal)")] = None
 
 
@@ -178,9 +178,9 @@ class RunConfig(RanksConfig):
 
     recipe: Annotated[
         str | None,
-        Doc("published options to start from; options that you give win; bench list recipes shows all"),
+        Doc("published set of options to start from; options that you give replace its own; see bench list recipes"),
         Flag(WHAT),
-        Recorded(identity=False),  # the options that it stands for are the identity
+        Recorded(identity=False),  # the options that the recipe sets are part of the identity
     ] = None
     model: Annotated[str, Doc("network to train: resnet18, or your own as net.py:build"), Flag(WHAT, kind="models")] = (
         "small_cnn"
@@ -225,8 +225,8 @@ class RunConfig(RanksConfig):
     lr_scaling: Annotated[
         str,
         Doc(
-            "factor of lr; none: 1, linear: the number of ranks, linear:base=N: ranks / N, if lr was chosen for N; "
-            "with gradual=true, the warm-up rises from lr instead of zero"
+            "factor that multiplies lr; none: 1, linear: the number of ranks, linear:base=N: ranks / N, if lr was "
+            "chosen for N ranks; with gradual=true, warm-up starts at lr instead of zero"
         ),
         Flag(WHAT, chosen="the compressor's default: linear for group_topk:preset=patent, else none"),
         syntax(LrScaling.parse),
@@ -236,8 +236,8 @@ class RunConfig(RanksConfig):
         Ge(0),
         Le(1e12),
         Doc(
-            "largest L2 norm of the mean gradient, which is scaled down to it after the exchange; 0: no limit, "
-            "whatever the recipe says"
+            "largest L2 norm of the mean gradient; after the exchange, a larger gradient is scaled down to this norm; "
+            "0: no limit, even if the recipe sets one"
         ),
         Flag(WHAT),
     ] = None
@@ -245,7 +245,7 @@ class RunConfig(RanksConfig):
         float,
         Ge(0),
         Lt(1),
-        Doc("share of each training target that is spread evenly over all classes; test_loss has none"),
+        Doc("share of each training target that is spread evenly over all classes; test_loss is not smoothed"),
         Flag(WHAT),
     ] = 0.0
     augment: Annotated[bool, Doc("crop and flip training images at random"), Flag(WHAT)] = True
@@ -258,7 +258,7 @@ class RunConfig(RanksConfig):
     test_size: Annotated[Count, Doc("number of test samples to use"), Flag(WHAT, chosen="all")] = NOT_GIVEN
     holdout_size: Annotated[
         CountOrZero,
-        Doc("training samples to hold out and evaluate on instead of the test set, for tuning"),
+        Doc("number of training samples to hold out and evaluate on instead of the test set, for tuning"),
         Flag(WHAT),
     ] = 0
     data_dir: Annotated[DataDir, Flag(WHAT)] = DATA_DIR
@@ -266,7 +266,7 @@ class RunConfig(RanksConfig):
         str,
         Doc(
             "how training samples are divided among ranks; iid: at random, classes:per_rank=2: two classes on each "
-            "rank, dirichlet:alpha=0.5: class shares drawn at random, which differ more for a smaller alpha"
+            "rank, dirichlet:alpha=0.5: class shares drawn at random; a smaller alpha makes ranks differ more"
         ),
         Flag(WHAT),
         syntax(Partition.parse),
@@ -296,7 +296,7 @@ class RunConfig(RanksConfig):
         BucketMb,
         Flag(
             COMMUNICATION,
-            chosen="25 to 45 % of the model, at least 1 and at most 25; the whole model for group_topk:scope=model; "
+            chosen="25 to 45 % of the model, but 1 to 25 MiB; the whole model for group_topk:scope=model; "
             "none without DDP",
         ),
     ] = NOT_GIVEN
@@ -314,14 +314,14 @@ class RunConfig(RanksConfig):
         float | None,
         Ge(0),
         Le(1),
-        Doc("test accuracy, 0 to 1, whose training time is recorded in time_to_target_s"),
+        Doc("test accuracy, 0 to 1; time_to_target_s records the training time until it is reached"),
         Flag(MEASUREMENT),
     ] = None
     target_bits_per_byte: Annotated[
         float | None,
         Ge(0),
         Le(8),
-        Doc("like target_accuracy for a text: bits per byte of the held-out text"),
+        Doc("like target_accuracy, but for a text: bits per byte of the held-out text"),
         Flag(MEASUREMENT),
     ] = None
     stop_at_target: Annotated[
@@ -340,13 +340,13 @@ class RunConfig(RanksConfig):
     warmup_steps: Annotated[CountOrZero, Doc("steps at the start that are not timed"), Flag(MEASUREMENT)] = 3
     rates_tried: Annotated[
         CountOrZero,
-        Doc("number of learning rates or settings from which this one was chosen on held-out samples; 0: not tuned"),
+        Doc("number of learning rates or settings tried on held-out samples to choose this run's; 0: not tuned"),
         Flag(MEASUREMENT),
         Recorded(identity=False),
     ] = 0
     profile: Annotated[
         CountOrZero,
-        Doc("number of steps to record as a Chrome trace on every rank; they are not timed"),
+        Doc("number of steps to record as a Chrome trace on every rank; these steps are not timed"),
         Flag(MEASUREMENT),
         NOT_RECORDED,
     ] = 0
@@ -366,7 +366,7 @@ class RunConfig(RanksConfig):
     ] = 0
     max_restarts: Annotated[
         CountOrZero,
-        Doc("how often the job restarts from its last checkpoint after it lost a rank or machine"),
+        Doc("how often the job may restart from its last checkpoint after it loses a rank or machine"),
         Flag(PROCESSES),
         NOT_RECORDED,
     ] = 0
@@ -376,14 +376,14 @@ class RunConfig(RanksConfig):
     replicas: Annotated[
         int,
         Ge(1),
-        Doc("mini-batches per step: the number of ranks, or of copies of the network that the devices hold"),
+        Doc("mini-batches per step: one per rank, or one per copy of the network if devices share each copy"),
         Recorded(identity=False),
     ] = NOT_GIVEN
     strategy_input: Annotated[
-        dict[str, Any], Doc("what the strategy read from a file that one of its options names"), NOT_RECORDED
+        dict[str, Any], Doc("values that the strategy read from a file that its option names"), NOT_RECORDED
     ] = dataclasses.field(default_factory=dict)
     rank_names: Annotated[
-        tuple[str, ...], Doc("what messages call each rank; empty: rank 0, rank 1 and so on"), NOT_RECORDED
+        tuple[str, ...], Doc("name of each rank in messages; empty: rank 0, rank 1 and so on"), NOT_RECORDED
     ] = ()
     track: Annotated[
         Literal["none", "tensorboard", "mlflow"],
@@ -393,7 +393,7 @@ class RunConfig(RanksConfig):
     ] = "none"
     filled: Annotated[
         dict[str, str],
-        Doc("spec texts of the components with every option, by field; the fields themselves hold short texts"),
+        Doc("component specs with every option, by field name; the fields themselves hold shorter specs"),
         NOT_RECORDED,
     ] = dataclasses.field(default_factory=dict)
     notes: Annotated[
@@ -401,7 +401,7 @@ class RunConfig(RanksConfig):
     ] = ()
 
     def identity(self) -> dict[str, Any]:
-        """Return the values that identify the experiment, by option name; components as specs with every option."""
+        """Return the values that identify the experiment, by option name; a component's spec has every option."""
         return super().identity() | self.filled | {"strategy_input": self.strategy_input}
 
     @property
@@ -410,7 +410,7 @@ class RunConfig(RanksConfig):
         return self.target_accuracy is not None or self.target_bits_per_byte is not None
 
     def reaches_target(self, accuracy: float | None, bits_per_byte: float | None) -> bool:
-        """Return True if these values of an evaluation reach the run's target; False if it has none.
+        """Return True if the run has a target and these values of an evaluation reach it.
 
         Args:
             accuracy: the test accuracy, 0 to 1; None if it was not measured.
@@ -422,9 +422,9 @@ class RunConfig(RanksConfig):
 
     @property
     def untimed_steps(self) -> int:
-        """Return the number of steps at the start that are not timed: warm-up steps, and those of the profiler.
+        """Return the number of steps at the start that are not timed: the warm-up steps and the profiler's steps.
 
-        The profiler records `profile` steps, after one step that warms it up.
+        The profiler's steps are one step that warms the profiler up, and `profile` steps that it records.
         """
         return self.warmup_steps + (self.profile + 1 if self.profile else 0)
 
@@ -440,9 +440,9 @@ class RunConfig(RanksConfig):
 
     @property
     def config_id(self) -> str:
-        """Return ten hex digits that identify the experiment apart from its seed: a hash of `identity` without it."""
+        """Return ten hex digits that identify the experiment apart from its seed: a hash of `identity` without seed."""
         return short_digest({name: value for name, value in self.identity().items() if name != "seed"})
 
     def columns(self) -> dict[str, Any]:
-        """Return the values of the columns of the group `identity` of `metrics.csv` except `run_id`, by column name."""
+        """Return the values for the column group `identity` of `metrics.csv`, except `run_id`, by column name."""
         return {"digest": self.digest, "config_id": self.config_id} | super().columns()

@@ -78,12 +78,12 @@ class Straggler:
 class LrScaling:
     """Linear scaling of the learning rate with the number of ranks, or no scaling.
 
-    Source: linear scaling as in Goyal et al. 2017 (arXiv:1706.02677), gradual as in its section 2.2; part of the
+    Source: Goyal et al. 2017 (arXiv:1706.02677) for linear scaling, and its section 2.2 for `gradual`; also part of the
     Group-TopK ring-sharing patent.
 
     Attributes:
-        base: number of ranks that the learning rate was chosen for; None if it is not scaled.
-        gradual: True if the rate rises from the unscaled to the scaled one during warm-up, instead of from zero.
+        base: number of ranks that the learning rate was chosen for; None if the rate is not scaled.
+        gradual: True if warm-up starts at the unscaled rate; False if it starts at zero.
     """
 
     base: int | None = None
@@ -110,7 +110,7 @@ class LrScaling:
         return cls(base=int(base), gradual=gradual == "true")
 
     def factor(self, world_size: int) -> float:
-        """Return the factor by which the learning rate is multiplied with `world_size` ranks."""
+        """Return the factor by which the learning rate is multiplied if there are `world_size` ranks."""
         return 1.0 if self.base is None else world_size / self.base
 
     def __str__(self) -> str:
@@ -130,8 +130,9 @@ class Partition:
     """How training samples are divided among ranks: evenly at random (iid), unless an attribute is set.
 
     Attributes:
-        per_rank: number of classes that each rank has samples of; None if ranks are not limited to some classes.
-        alpha: concentration of the Dirichlet distribution of each rank's class shares; None if they are not drawn.
+        per_rank: number of classes that each rank has samples of; None if any rank may have samples of all classes.
+        alpha: concentration of the Dirichlet distribution from which each rank's class shares are drawn; None if the
+            shares are not drawn.
     """
 
     per_rank: int | None = None
@@ -172,7 +173,7 @@ def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
         option: the option that the text was given for, named in error messages.
 
     Raises:
-        UsageError: the text is not such a list, or names no seed, a seed twice, or more than `MOST_SEEDS`.
+        UsageError: the text is not such a list, or it names no seed, one seed twice, or more than `MOST_SEEDS` seeds.
     """
     seeds: list[int] = []
     for item in text.split(","):
@@ -186,5 +187,5 @@ def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
             raise UsageError(f"{option} {text} names more than {MOST_SEEDS} runs; give fewer seeds")
         seeds += named
     if not seeds or len(set(seeds)) != len(seeds):
-        raise UsageError(f"{option} {text} names no seed, or one of them twice; each seed is one run")
+        raise UsageError(f"{option} {text} names no seed, or a seed twice; each seed is one run")
     return seeds

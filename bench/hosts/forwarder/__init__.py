@@ -1,7 +1,7 @@
-"""The forwarder between virtual hosts: where its compiled library lies, and how it is compiled.
+"""The forwarder between virtual hosts: where its compiled library is, and how the library is compiled.
 
 The library is linked without the C library: it uses the C functions of the process that loads it. `setup.py` imports
-this file, so it needs nothing that has to be installed.
+this file, so this file imports nothing that has to be installed.
 """
 
 import platform

@@ -1,8 +1,9 @@
 """The forwarder: a user-space switch between virtual hosts that delays and loses frames and varies rates.
 
-`tun` is the only kernel module it needs: every host's `eth0` is a TAP device, whose frames a thread of the supervisor
-reads, holds and passes on (`native/forwarder.c`). The forwarder ends with the supervisor. The kernel's token bucket on
-`eth0` still limits the rate of an uplink, because it makes a sender wait instead of dropping what is sent too fast.
+`tun` is the only kernel module that the forwarder needs: every host's `eth0` is a TAP device, and a thread of the
+supervisor reads, holds and passes on the device's frames (`native/forwarder.c`). The forwarder ends with the
+supervisor. The kernel's token bucket on `eth0` still limits the rate of an uplink, because the bucket makes a sender
+wait instead of dropping frames that are sent too fast.
 `python -m bench.hosts.forwarder.forwarder` compiles the library.
 Source: Linux, Documentation/networking/tuntap.rst.
 """
@@ -175,7 +176,7 @@ class Forwarder:
         return f"{os.getpid()}/task/{self._thread.native_id}"
 
     def restart(self, seed: int) -> None:
-        """Start the varying rates, losses and jitter from their beginning, with this seed, without stopping."""
+        """Start the varying rates, losses and jitter from their beginning, with this seed, while frames pass on."""
         self._network.seed = seed
         self._network.origin_ns = time.monotonic_ns()
 

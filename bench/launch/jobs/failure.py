@@ -29,8 +29,8 @@ class ProgressReader:
 
     Attributes:
         path: the file, which holds one JSON object per line and may not exist yet.
-        last: the newest report of training progress; if an evaluation was reported later, the report has the
-            evaluation's epoch and step. Empty before the first report.
+        last: the newest report of training progress, with the epoch and step of a later evaluation if one was reported;
+            empty before the first report.
     """
 
     path: Path
@@ -52,14 +52,14 @@ class ProgressReader:
         return reports
 
 
-# Ranks need up to three grace periods of the failure detector to agree which rank they lost. Not imported from the
-# detector's module, because that imports torch.
+# Ranks need up to three grace periods of the failure detector to agree on which rank was lost. The value is not
+# imported from the detector's module, because that module imports torch.
 FIND_OUT_S = 12.0
 # Time for torchrun to see that a rank ended, and to end the other ranks of its host.
 END_S = 3.0
 # Time for the other hosts to find out why a host failed, and to write their reports.
 HOSTS_GRACE_S = FIND_OUT_S + END_S
-# Starting many processes on few cores takes longer than most steps do.
+# Smallest limit before the first report, because starting many processes on few cores takes longer than most steps.
 START_S = 120.0
 
 
@@ -67,7 +67,8 @@ START_S = 120.0
 class WatchdogTimeouts:
     """Limits of the time without a report of rank 0, in seconds; when a limit is exceeded, the job is stopped.
 
-    Machines other than machine 0 do not see these reports; there, each connection that machine 0 accepts counts as one.
+    Machines other than machine 0 do not see these reports. There, each connection that machine 0 accepts counts as a
+    report.
 
     Attributes:
         first_s: limit before the first report; all machines must start within this time.
@@ -83,7 +84,7 @@ class WatchdogTimeouts:
         if job.world_size == 1:
             return cls(first_s=max(job.timeout_s, START_S), next_s=job.timeout_s)
         next_s = job.timeout_s + FIND_OUT_S + END_S
-        if job.cluster is not None:  # a host that hangs is stopped some time after another one failed
+        if job.cluster is not None:  # a host that hangs is stopped some time after another host failed
             next_s += HOSTS_GRACE_S
         return cls(first_s=max(next_s, START_S), next_s=next_s)
 
@@ -91,7 +92,7 @@ class WatchdogTimeouts:
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
 _CRASH = re.compile(r"SIG(SEGV|ABRT|BUS|FPE|ILL)")
 _IN_TORCH = re.compile(r'^  File "[^"]*/torch/[^"]*", line (?!.*^  File ")', re.MULTILINE | re.DOTALL)
-# A backend's error about a lost connection, which follows from another rank's end.
+# Error of a backend about a lost connection, which is a consequence of another rank's end.
 _LOST_CONNECTION = re.compile(r"closed by peer|Connection reset|Broken pipe|onnection refused|timed out", re.I)
 _FREE_BYTES_NEEDED = 1 << 20  # not 0, because a job that ended frees some space
 
@@ -119,7 +120,10 @@ def explain(folder: RunFolder) -> str:
 
 
 def _first_failure(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the report of the first rank that failed by itself; None if none did, or a killed rank explains it."""
+    """Return the report of the first rank that failed by its own error, not because it lost another rank.
+
+    Return None if there is no such report, or if its error is a consequence of a killed rank.
+    """
     own = [report for report in reports_of(folder) if not report["lost_a_peer"]]
     is_by_another = own and _LOST_CONNECTION.search(own[0]["message"]) and _killed(_log_of(folder))
     return None if not own or is_by_another else own[0]
@@ -130,7 +134,7 @@ def _log_of(folder: RunFolder) -> str:
 
 
 def is_disk_full(folder: RunFolder) -> bool:
-    """Return True if less than 1 MiB of disk space is left: a rank may have failed without being able to report it."""
+    """Return True if less than 1 MiB of disk space is left, so that a rank may have failed without reporting it."""
     return shutil.disk_usage(folder.path).free < _FREE_BYTES_NEEDED
 
 
@@ -146,7 +150,7 @@ def _sentence(report: dict[str, Any]) -> str:
 
 
 def _killed(log: str) -> str | None:
-    """Return a sentence that names the rank that was killed according to the job's log; None if none was."""
+    """Return a sentence that names the rank that was killed according to the job's log; None if no rank was killed."""
     # The log has a root cause for every virtual host on which a rank failed.
     causes = (match for match in _ROOT_CAUSE.finditer(log) if int(match[2]) < 0)
     return next((killed_by(f"rank {match[1]}", -int(match[2])) for match in causes), None)
@@ -160,7 +164,7 @@ def record_ending(
 ) -> dict[str, Any]:
     """Write the last row of `metrics.csv`, and `status.json`; return the content of `status.json`.
 
-    All processes of the run must have ended before.
+    All processes of the run must have ended.
 
     Args:
         config: the run's configuration.
@@ -194,7 +198,7 @@ def record_ending(
     summary = ending | reached
     try:
         if wall_time_s is not None and (last := _last_row_with(folder, "wall_time_s")):
-            # The last row holds the duration of earlier jobs of the run, or includes this one.
+            # The last row holds the duration of the run's earlier jobs, or of these and this job together.
             before_s: float = last["wall_time_s"]
             is_included = last.get("resumes") == resumes
             wall_time_s = max(before_s, wall_time_s) if is_included else before_s + wall_time_s
@@ -218,7 +222,7 @@ def noted(command: str, folder: Path) -> AbstractContextManager[object]:
     Do nothing if the file cannot be written.
 
     Args:
-        command: name of the command. The folder of "run" is kept after a kill; those of other commands are temporary.
+        command: name of the command. After a kill, the folder of "run" is kept; folders of other commands are removed.
         folder: the job's folder.
     """
     try:

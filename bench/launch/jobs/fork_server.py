@@ -1,8 +1,9 @@
-"""ForkServer, which starts a process that imports torch, to resolve a command's options and to fork its jobs' ranks.
+"""ForkServer, which starts a process that imports torch, plans a command's runs, and forks the ranks of its jobs.
 
 The launcher itself does not import torch. Importing torch takes longer than a small run, so the process is started
-early. It serves one command and ends with it, even if the command is killed. Ranks on virtual hosts are forked from the
-same process, and then enter their host. The network of the hosts is kept for the command's later jobs as well.
+early. The process serves one command and ends when the command ends, even if the command is killed. Ranks on virtual
+hosts are forked from the same process, and then enter the namespaces of their host. The network of the virtual hosts is
+kept for the command's later jobs.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from bench.hosts.virtual_network import VirtualNetwork
 from bench.launch.jobs.failure import HOSTS_GRACE_S
 
 # By default glibc returns large blocks to the kernel and gets new, zeroed pages in every step, which takes up to a
-# tenth of a step's time on a CPU. These thresholds make it keep the blocks. Before version 2.35, glibc rejects a first
-# threshold above 32 MiB; setting only one of the two would be worse than setting neither, because glibc then stops
-# adapting the other.
+# tenth of a step's time on a CPU. These thresholds make glibc keep the blocks. Before version 2.35, glibc rejects a
+# first threshold above 32 MiB. Setting only one threshold would be worse than setting none, because glibc then stops
+# adapting the other threshold.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
-# With all ranks on one machine, gloo need not be reachable from others.
+# With all ranks on one machine, gloo need not be reachable from other machines.
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
 
 
@@ -74,7 +75,7 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
     """Starts the jobs of one command on this machine, one after the other, by forking processes that imported torch.
 
     Jobs whose ranks have the same number of threads are forked from the same process. There is at most one network of
-    virtual hosts. As a context manager, the object ends all of them at the end of the block.
+    virtual hosts. As a context manager, the object ends the processes and the network at the end of the block.
 
     Args:
         module: name of the module that every rank runs.
@@ -137,9 +138,10 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
         return answer
 
     def network(self, cluster: Cluster) -> VirtualNetwork:
-        """Return the running network of a cluster; build it, unless that of the previous job is of the same cluster.
+        """Return the running network of a cluster.
 
-        A network of another cluster is closed first.
+        If the previous job had the same cluster, its network is used again. Otherwise, a new network is built, after
+        the network of the other cluster was closed.
 
         Raises:
             UsageError: virtual hosts, or the settings of their links, are not possible here.
@@ -167,8 +169,8 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
             num_ranks: number of ranks, each of which is a process.
             threads: threads per rank.
             device: "cpu" or "cuda". CUDA cannot be used after a fork, so with "cuda" every rank imports torch itself.
-            network: the network of the virtual hosts, of which each has the same number of ranks; None: this machine.
-            module: name of the module that every rank runs, if it is another than that of the constructor.
+            network: network of virtual hosts, each of which gets the same number of ranks; None: no virtual hosts.
+            module: name of the module that every rank runs; None for the module that the constructor got.
         """
         if threads not in self._processes or self._processes[threads].poll() is not None:
             self.warm_up(threads)
@@ -220,7 +222,7 @@ class ForkedJob:
         """Return the job's exit code, or None while the job runs.
 
         Raises:
-            RunFailed: a process was killed without which the job cannot go on.
+            RunFailed: a process that the job needs was killed.
         """
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.wait(0)
@@ -230,7 +232,7 @@ class ForkedJob:
         """Wait until the job has ended; return its exit code, which is not 0 after a failure.
 
         Raises:
-            RunFailed: a process was killed without which the job cannot go on.
+            RunFailed: a process that the job needs was killed.
             subprocess.TimeoutExpired: the job still runs after `timeout` seconds.
         """
         if self._exit_code is None:
@@ -238,7 +240,7 @@ class ForkedJob:
             heard = wait([process.connection for process in above], timeout)
             if not heard:
                 raise subprocess.TimeoutExpired(self.server.args, timeout or 0)
-            if self.network is not None and self.server.connection not in heard:  # it answers only requests
+            if self.network is not None and self.server.connection not in heard:  # the network has ended
                 raise RunFailed(self.network.last_words())
             try:
                 self._exit_code = int(self.server.receive())
@@ -252,7 +254,7 @@ class ForkedJob:
         return self._exit_code
 
     def close(self) -> None:
-        """End the job and all its ranks; after a failure also the network, because frames may still be under way."""
+        """End the job and all its ranks. After a failure, close the network too, because frames may still be in it."""
         with contextlib.suppress(RunFailed):
             self.poll()
         if self._exit_code is None:
@@ -263,7 +265,7 @@ class ForkedJob:
 
 
 def end(above: subprocess.Popen[bytes]) -> None:
-    """Stop a process with SIGTERM, and kill it and its descendants if they have not ended three seconds later."""
+    """Stop a process with SIGTERM, or kill it if it has not ended after three seconds; then kill its descendants."""
     below = _descendants(above.pid)
     if above.poll() is None:
         above.send_signal(signal.SIGTERM)

@@ -1,8 +1,8 @@
 """Start, watch and stop jobs; build torchrun's command lines.
 
-Ranks on one machine, also those on virtual hosts, are forked by the command's fork server. With several machines, each
-has a torchrun agent. However a job ends (success, an error, Ctrl-C, a hang), no process of the job is left: the fork
-server or agent gets a signal to stop, then all its remaining descendants are killed.
+If all ranks are on one machine, including ranks on virtual hosts, the command's fork server forks them. With several
+machines, each machine runs a torchrun agent. No matter how a job ends (success, an error, Ctrl-C, a hang), no process
+of the job is left: the fork server or agent gets a signal to stop, then all its remaining descendants are killed.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class MachineZero:
     def is_heard(self) -> bool:
         """Return True if machine 0 accepted a connection just now.
 
-        If the last try was less than `ASK_EVERY_S` ago, return False without a try.
+        If the last try was less than `ASK_EVERY_S` seconds ago, return False without another try.
         """
         now = time.monotonic()
         if now - self._last_try < ASK_EVERY_S:
@@ -72,7 +72,7 @@ class Ending:
 
     Attributes:
         exit_code: exit code of the job; 1 if the job was stopped.
-        silent_s: seconds without a report after which the job was stopped; None if it ended by itself.
+        silent_s: seconds without a report after which the job was stopped; None if the job ended by itself.
         was_heard: True if rank 0 reported at least once, or machine 0 accepted at least one connection.
     """
 
@@ -82,13 +82,15 @@ class Ending:
 
 
 def launch(config: RanksConfig, folder: RunFolder, server: ForkServer, module: str | None = None) -> Started:
-    """Start a job's ranks on this machine, or on virtual hosts, whose links have been measured; return the job.
+    """Start a job's ranks, on this machine or on virtual hosts, and return the job.
+
+    Links of virtual hosts are measured before the ranks start.
 
     Args:
         config: number and placement of the ranks.
-        folder: the job's folder; gets the measurements of the links.
+        folder: the job's folder, in which the measurements of the links are saved.
         server: starts the ranks if all of them are on this machine.
-        module: name of the module that every rank runs; None: that of the server.
+        module: name of the module that every rank runs; None for the server's module.
 
     Raises:
         UsageError: this machine does not support virtual hosts, or does not support the configured links.
@@ -134,8 +136,8 @@ def agent(config: RanksConfig, folder: RunFolder, module: str) -> tuple[list[str
     """
     where = [f"--nnodes={config.nnodes}", f"--nproc-per-node={config.ranks_per_host}"]
     if config.nnodes == 1:
-        # Static, because torchrun's other rendezvous reads pickles that any local user can write; with a free port, so
-        # that two runs on one machine do not meet.
+        # The rendezvous is static, because torchrun's other rendezvous reads pickles that any local user can write. It
+        # has a free port, so that two runs on one machine do not connect to each other.
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             where += ["--master-addr=127.0.0.1", f"--master-port={probe.getsockname()[1]}"]
@@ -143,7 +145,7 @@ def agent(config: RanksConfig, folder: RunFolder, module: str) -> tuple[list[str
         host, _, port = (config.rdzv_endpoint or "").rpartition(":")
         # A static rendezvous numbers ranks by machine, so machine 0 has rank 0 and writes the results.
         where += [f"--node-rank={config.node_rank}", f"--master-addr={host}", f"--master-port={port}"]
-        # Longer than the launcher's limit, because its error message is clearer.
+        # This timeout is longer than the launcher's, because the launcher's error message is clearer.
         where.append(f"--rdzv-conf=timeout={math.ceil(2 * WatchdogTimeouts.with_job(config).first_s)}")
     variables = job_variables(config.threads, is_local=config.nnodes == 1)
     return _command(where, folder.logs, module, folder), variables
@@ -212,7 +214,10 @@ def check_port(config: RanksConfig) -> None:
 
 
 def start(arguments: list[str], extra_variables: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a command in a new session and write its output to `log`; Linux kills it when this process ends."""
+    """Start a command in a new session and write its output to `log`.
+
+    Linux kills the command when this process ends.
+    """
     with log.open("wb") as output:
         return subprocess.Popen(
             arguments,
@@ -232,7 +237,7 @@ def watch(
     on_progress: Callable[[dict[str, Any]], None],
     machine_zero: MachineZero | None = None,
 ) -> Ending:
-    """Watch a job until it ends; return how it ended. When this returns or raises, no process of the job is left.
+    """Watch a job until it ends, and return how it ended. When the function ends, no process of the job is left.
 
     Args:
         job: the running job.
