@@ -18,7 +18,7 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open /dev/null for each closed one of stdin, stdout and stderr; otherwise the next file would take its place."""
+    """Replace each of stdin, stdout and stderr that is closed by /dev/null, so that no other file gets its number."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)

@@ -117,7 +117,7 @@ def train(
 def _refusals(
     given: Collection[str], beside: dict[str, bool], residuals: str | None, *, is_resumed: bool
 ) -> list[Refusal]:
-    """Return refusals of options that contradict each other: those about a resumed run, and --seed beside --seeds.
+    """Return the refusals of options that contradict --resume, and of --seed together with --seeds.
 
     A resumed run takes most options from its own configuration.
 
@@ -228,7 +228,7 @@ def execute_all(configs: list[RunConfig], out: Path, server: ForkServer, *, quie
 def _resume(
     path: Path, world_size: int | None, residuals: Residuals | None, timeout_s: float | None, *, quiet: bool
 ) -> RunSet:
-    """Resume a run from its last checkpoint; change the number of ranks, residuals and timeout that are not None."""
+    """Resume a run from its last checkpoint, with those of the given number of ranks and timeout that are not None."""
     folder = RunFolder(path.resolve())  # the folder's name identifies the run, so resolve `.` and links
     check_left(folder)
     config = configuration_of(folder)

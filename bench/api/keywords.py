@@ -48,7 +48,7 @@ def takes_options(*configurations: type[Configuration]) -> Callable[[F], F]:
 def by_option_name(
     given: Mapping[str, Any], function: Callable[..., Any], known: Mapping[str, CommandOption] = KEYWORDS
 ) -> dict[str, Any]:
-    """Return the values that a Python call gave by keyword, by the names of the options instead.
+    """Convert the keywords of a Python call to names of options, and return the values by these names.
 
     Args:
         given: the values by keyword.

@@ -112,7 +112,7 @@ def _place(parameter: inspect.Parameter, panels: list[str]) -> int:
 
 
 def row_writer(out: Path | None, columns: tuple[Column, ...]) -> RowWriter | None:
-    """Return a writer for the CSV file that the user named; None if the user named none.
+    """Return a writer for the CSV file `out` that the user named; None if `out` is None.
 
     Raises:
         UsageError: the file cannot be written.

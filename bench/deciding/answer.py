@@ -59,7 +59,7 @@ class LinkCheck:
 
     @property
     def is_passed(self) -> bool:
-        """True if this check allows to use composed times."""
+        """True if the check passed, so that composed times can be used."""
         return self.is_same_training and abs(self.deviation) <= LARGEST_DEVIATION
 
 
@@ -182,7 +182,10 @@ class Answer:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one row per method and seed, with its training time and both factors of it: steps, mean step time."""
+        """Return the rows of ``decision.csv``, one per method and seed.
+
+        A row holds the training time, and the two numbers whose product it is: steps, and mean time of a step.
+        """
         trained = {(e.method, each.seed): each for e in self.evidence for each in e.trajectories}
         return [
             {

@@ -105,7 +105,7 @@ def _study(
     first_seed = given.pop("seed", None)
     if earlier is not None:
         if methods or baseline:
-            raise UsageError(f"{earlier} has its methods; leave out --method and --baseline, or the folder")
+            raise UsageError(f"{earlier} already has its methods; leave out --method and --baseline, or the folder")
         study = Study.read(earlier)
         kept = set() if "cluster_file" in given else {"hosts", "ranks_per_host"}
         replaced = LINK_OPTIONS - kept if given.keys() & LINK_OPTIONS else ()

@@ -135,11 +135,11 @@ def log_ratios(baseline: Sequence[SeedTime], candidate: Sequence[SeedTime]) -> l
 def shared_error(baseline: Evidence, candidate: Evidence, alpha: float) -> float:
     """Return a bound on the error of the mean log ratio that comes from errors in the measured step times.
 
-    Both methods were timed in the same jobs. Each job gives one log ratio: baseline to candidate, of the time of an
-    average training with the candidate's seeds. The bound is the half width of Student's interval of the mean over
+    Both methods were timed in the same jobs. Each job gives one ratio, log(baseline's time / candidate's time), for an
+    average training over the candidate's seeds. The bound is the half width of Student's interval of the mean over
     jobs. Only the number of jobs counts, not the number of blocks in a job, because the blocks of a job share its
-    processes, memory and minute. The bound holds if the number of jobs does not depend on what they measured. It is 0
-    if the times come from whole runs, and infinite if there is only one job.
+    processes, memory and minute. The bound holds if the number of jobs does not depend on what they measured. The bound
+    is 0 if the times come from whole runs, and infinite if there is only one job.
 
     Args:
         baseline: the measurements of the baseline.
@@ -180,14 +180,15 @@ def decide(baseline: Evidence, candidate: Evidence, rule: DecideConfig, num_cand
     verdict = words.get(conclusion, "open")
     if not any(reached) and len(reached) >= ENOUGH_MISSES:
         verdict = "missed"
-    elif verdict == "same" and not all(reached):  # a seed that missed the target needs an unknown longer time
+    elif verdict == "same" and not all(reached):  # for a missed target, only a lower bound of the time is known
         verdict = "open"
     ours = {each.seed: each.accuracy for each in candidate.trajectories}
     pairs = [(each.accuracy, ours[each.seed]) for each in baseline.trajectories if each.seed in ours]
     quality = baseline.quality
     both = [(theirs, own) for theirs, own in pairs if theirs is not None and own is not None]
     differences = [quality.scaled(own) - quality.scaled(theirs) for theirs, own in both]
-    least, most = sorted(quality.cost(quality.change(bound)) for bound in interval(differences, alpha))  # of loss
+    # The loss of quality is from `least` to `most`.
+    least, most = sorted(quality.cost(quality.change(bound)) for bound in interval(differences, alpha))
     accuracy_verdict: AccuracyVerdict = "open"
     if least > margin or (None in ours.values() and all(theirs is not None for theirs, _ in pairs)):
         accuracy_verdict = quality.beyond  # the loss is too large, or only this method diverged

@@ -38,7 +38,7 @@ RULE_OPTIONS = ("same", "alpha", "accuracy_margin")
 _SPACES = re.compile(r"(?<![,:=\s])\s+(?![,:=\s])")
 
 
-RULE = "When it is decided"
+RULE = "Rule of the decision"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class DecideConfig(Configuration):
         float,
         Ge(0.0001),
         Le(0.5),
-        Doc("probability of a wrong verdict on time, all methods together; the same again on accuracy"),
+        Doc("probability that any verdict on time is wrong, over all methods; separately, the same for accuracy"),
         Flag(RULE),
     ] = 0.05
     accuracy_margin: Annotated[
@@ -62,8 +62,8 @@ class DecideConfig(Configuration):
         Ge(0),
         Le(100),
         Doc(
-            "loss of final accuracy that is accepted, in percentage points; of a text, increase of bits per byte that "
-            "is accepted, in per cent"
+            "accepted loss of final accuracy, in percentage points; for a text, accepted increase of bits per byte, in "
+            "per cent"
         ),
         Flag(RULE),
     ] = 1.0
@@ -203,7 +203,10 @@ class Study:
 
 
 def notes_of(methods: Sequence[Method]) -> list[str]:
-    """Return the distinct notes of the methods' configurations; a note begins with its methods unless all have it."""
+    """Return the distinct notes of the methods' configurations.
+
+    A note that only some methods have begins with the names of these methods.
+    """
     having: dict[str, list[str]] = {}
     for method in methods:
         for note in method.trajectory.notes:
@@ -212,7 +215,10 @@ def notes_of(methods: Sequence[Method]) -> list[str]:
 
 
 def _what_is_sent(config: RunConfig, usual_optimizer: str) -> str:
-    """Return those of strategy, optimizer and compressor that are unusual, as text; the compressor if none is."""
+    """Return the components of a method that are not the usual ones, as text: strategy, optimizer, compressor.
+
+    If all three are the usual ones, return the compressor.
+    """
     parts = [
         *([config.strategy] if config.strategy != RunConfig.strategy else []),
         *([config.optimizer] if config.optimizer != usual_optimizer else []),

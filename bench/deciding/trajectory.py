@@ -25,8 +25,8 @@ class Trajectory:
         seed: the run's seed.
         intervals: for each interval between evaluations, (step at which it begins, number of steps, mean bytes that a
             rank sends in one of these steps).
-        start_s: extra seconds of the first interval, compared with later steps that send as much; the reason is that
-            memory is allocated and connections are opened.
+        start_s: extra seconds of the first interval, compared with later steps that send as much, because memory is
+            allocated and connections are opened in it.
         num_to_target: number of intervals until the target was reached; None if the target was missed.
         accuracy: final test accuracy, from 0 to 1, or final bits per byte of a text; None if the training diverged.
         train_time_s: seconds of training up to the target, or of the whole training if the target was missed, as

@@ -22,8 +22,8 @@ def choose_baseline(
         rows: the groups of runs, in order of appearance; at least one.
         wanted: the user's name for the baseline: a compressor, ``compressor+collective``, a run's name, or a value of a
             row's label. A row whose compressor has exactly the named options takes precedence over a row whose
-            compressor has other options. None chooses a row with a successful run that uses the first possible one of
-            ``defaults`` or, if no such row uses any of them, the first row.
+            compressor has other options. If None, the defaults are tried in order on the rows with a successful run; if
+            no such row uses any of them, the first row is chosen.
         defaults: compressors, the preferred one first.
 
     Returns:

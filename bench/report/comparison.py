@@ -190,7 +190,7 @@ def compare(
     # A run that was stopped from outside, or is still running, says nothing about its method.
     runs = [run for run in selected if run["status"] not in ("interrupted", "running")] or selected
     seeds = {(run["config_id"], run["seed"]) for run in runs}
-    # With --by, compare the settings themselves: another version of the code may have given them another config_id.
+    # With --by, compare settings, not config_id, because another version of the code may give them another config_id.
     runs, repeated = one_per_seed(runs, (*by, *SETTINGS)) if by else one_per_seed(runs)
     groups = group_runs(runs, by)
     chosen, ambiguity = choose_baseline(

@@ -128,7 +128,7 @@ def _check_row(gate: Gate, comparison: Comparison, row: ComparedRow, result: Gat
         effect = improvement(*sides, higher_is_better=False, counted=True)
         finding = Finding(effect=effect, p=0.0, verdict="worse")
     if finding.effect is None:
-        result.unmeasured.append(f"{title}: {gate.text} cannot be judged: one of the two has no measured value")
+        result.unmeasured.append(f"{title}: {gate.text} cannot be judged: the row or the baseline has no value")
         return
     value = finding.effect.value
     # ``loss`` is the share of the baseline's value by which the candidate is worse.

@@ -211,8 +211,8 @@ def parse_conditions(text: str) -> list[Condition]:
     """Parse the text of ``--where``, such as ``dataset=digits,compressor=topk:ratio=0.01,skip=norm``.
 
     Commas separate conditions, and also the options of a component. A part between commas is an option of the component
-    before it if its name is no column, or if its name is both a column and an option of that component. To use a name
-    that is both as a column, write its condition before the component.
+    before it if its name is not a column, or if its name is both a column and an option of that component. To use such
+    a name as a column instead, write its condition before the component.
 
     Raises:
         UsageError: a part is not COLUMN=VALUE, names an unknown column, or has a value that is not of the column's

@@ -52,7 +52,7 @@ class Metric:
 
     @property
     def target_flag(self) -> str:
-        """The option that gives a run a target."""
+        """The command-line option that sets a run's target in this metric."""
         return f"--{self.target_column.replace('_', '-')}"
 
     @property
@@ -88,7 +88,7 @@ class Metric:
         return value if self.is_share else math.log(value)
 
     def change(self, scaled: float) -> float:
-        """Convert a difference of two `scaled` values to the change it stands for; an infinite one stays infinite."""
+        """Convert a difference of two `scaled` values to a change; an infinite difference stays infinite."""
         return scaled if self.is_share or math.isinf(scaled) else math.expm1(scaled)
 
     def effect(
@@ -130,7 +130,7 @@ def metrics() -> tuple[Metric, ...]:
 
 
 def quality_of(rows: Iterable[Mapping[str, Any]]) -> Metric:
-    """Return the metric of the models in these rows: the one of their target, else one that the rows have values of.
+    """Return the metric of the models in these rows: the metric of their target, else one with values in the rows.
 
     Args:
         rows: rows of metrics.csv from runs on one data set, or other mappings with the same keys; keys may be missing.
@@ -146,7 +146,7 @@ def quality_of(rows: Iterable[Mapping[str, Any]]) -> Metric:
 
 
 def yardsticks(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return the bits per byte of gzip, bz2 and xz on the rows' held-out text; empty unless there is exactly one."""
+    """Return the bits per byte of gzip, bz2 and xz on the rows' held-out text; empty unless there is one such text."""
     listed = list(rows)
     known = {name: {row.get(f"{name}_bits_per_byte") for row in listed} - {None} for name in _YARDSTICKS}
     texts = [f"{name} {values.pop():.2f}" for name, values in known.items() if len(values) == 1]

@@ -32,7 +32,7 @@ def two_sided_p(t: float, degrees: float) -> float:
     """Return the probability that a value of Student's t distribution is at least as far from zero as ``t``.
 
     Args:
-        t: the distance from zero, of either sign.
+        t: the value to compare with, positive or negative.
         degrees: degrees of freedom.
     """
     return 2.0 * float(_scipy_special().stdtr(degrees, -abs(t)))
@@ -90,7 +90,7 @@ class Effect:
 
 
 def estimate(values: Sequence[float]) -> MeanEstimate | None:
-    """Return the mean, standard deviation and t-interval of `values`, one value per seed; None if it is empty."""
+    """Return the mean, standard deviation and t-interval of `values`, one per seed; None if there are no values."""
     n = len(values)
     if n < 2:
         return MeanEstimate(mean=values[0], sd=None, low=None, high=None, n=1) if n else None

@@ -20,7 +20,7 @@ from bench.core.columns import to_cell
 from bench.report.columns import NOTHING
 
 _GAP = "  "  # between columns
-_NARROWEST_NAME = 2  # narrowest column of names, if long names are printed above their rows
+_NARROWEST_NAME = 2  # least width of a column of names, whose longer names are printed above their rows
 _LATEX = str.maketrans(
     {sign: f"\\{sign}" for sign in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
@@ -245,7 +245,7 @@ def _blocks(table: Table, width: int) -> Iterator[Text]:
 
 
 def _width(table: Table, index: int, most: int | None = None) -> int:
-    # The width of a column without the cells that are wider than ``most``.
+    # Return the width of a column, ignoring cells that are wider than ``most``.
     texts = [row[index].text for row in table.rows if most is None or len(row[index].text) <= most]
     return max(len(line) for text in (table.columns[index].heading, *texts) for line in text.split("\n"))
 

@@ -131,7 +131,7 @@ def needs(group: RunGroup, metric: str, target: Target) -> list[Need]:
         (quality, value), budget = target.of(run), math.inf if run.diverged else None
         rows = [row for row in run.rows if row[quality.column] is not None] if run.diverged else run.rows
         amounts = [row["train_time_s"] for row in rows] if metric == TIME else bytes_sent(rows)
-        if value is not None and target.value is None and metric == TIME:  # as the run recorded it
+        if value is not None and target.value is None and metric == TIME:  # the run recorded this time
             found.append(Need(seed=run["seed"], amount=run[TIME], budget=budget or run["train_time_s"]))
         elif value is not None and None not in amounts:
             pairs = zip(amounts, rows, strict=True)

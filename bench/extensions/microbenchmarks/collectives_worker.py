@@ -61,7 +61,7 @@ class SyntheticPayloads:
     """Hold the payloads (compressed or dense tensors) that the ranks sum.
 
     Attributes:
-        own: this rank's payload; pass only copies of it to a collective, which may overwrite what it sums.
+        own: this rank's payload; pass only copies of it to a collective, because a collective may overwrite them.
         of_all: the payloads of all ranks in rank order, each packed to bytes and unpacked again.
         overlap: share of entries that two ranks both send, as the mean over pairs of ranks: 2 |A and B| / (|A| + |B|),
             where A and B are the sets of positions that the two ranks send; None if all elements are sent.

@@ -126,7 +126,9 @@ def with_defaults(sweep: SweepFile, outer_rates: Sequence[float], server: ForkSe
     base, matrix, tune, said = dict(sweep.base), dict(sweep.matrix), dict(sweep.tune), []
     tunes_outer_lr = _without_outer_lr(base) is not None
     if outer_rates and not tunes_outer_lr:
-        raise UsageError("--outer-rates sets outer_lr of --strategy local; give that strategy, without outer_lr")
+        raise UsageError(
+            "--outer-rates needs --strategy local without outer_lr; give that strategy, or leave out --outer-rates"
+        )
     if "compressor" not in base | matrix:
         matrix["compressor"] = _default_compressors(base, server)
         said.append(f"--compressors {','.join(matrix['compressor'])}")
@@ -197,8 +199,8 @@ def tuning_sweep(sweep: SweepFile, seed: int) -> SweepFile:
     tried = [each for options in configurations for each in _settings_to_try(sweep, options)]
     if OUTER_LR in sweep.tune and not any(OUTER_LR in values for values, _ in tried):
         raise UsageError(
-            f"{sweep.where} tunes outer_lr, but no configuration has strategy local without outer_lr; give that "
-            "strategy, or leave out outer_lr"
+            f"{sweep.where} tunes outer_lr, but every configuration has another strategy than local, or an outer_lr of "
+            "its own; give strategy local without outer_lr, or do not tune outer_lr"
         )
     return SweepFile(where=sweep.where, base=sweep.base, seeds=[seed], include=[settings for _, settings in tried])
 

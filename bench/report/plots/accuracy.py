@@ -171,7 +171,7 @@ def draw_kaplan_meier(results: Results) -> style.Picture:
         waiting = survival(each)
         shift = number * _SHIFT
         missed = [step for step, hit in each if not hit]
-        watched_until = max(step for step, _ in each) if missed else last  # unknown beyond
+        watched_until = max(step for step, _ in each) if missed else last  # the share is unknown later
         steps = [0.0, *waiting.quantiles, watched_until]
         shares = [shift, *(1.0 - waiting.probabilities + shift), 1.0 - waiting.probabilities[-1] + shift]
         (curves[title],) = axes.plot(steps, shares, drawstyle="steps-post", **look | {"marker": ""})

@@ -50,7 +50,7 @@ class Results:
 
     @functools.cached_property
     def quality(self) -> Metric:
-        """The measure of models in pictures: accuracy if any configuration has it, else the first one's measure."""
+        """The measure of models in pictures: accuracy if any configuration has it, else that of the first one."""
         found = [group.quality for group in group_runs(self.runs)]
         return ACCURACY if ACCURACY in found or not found else found[0]
 

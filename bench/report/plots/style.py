@@ -134,7 +134,7 @@ class Methods:
     known: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
 
     def index(self, *method: str) -> int:
-        """Return the index of the first known method that begins with these settings; if none does, add a method.
+        """Return the index of the first known method that begins with these settings; add the method if none does.
 
         Args:
             method: the compressor, optionally followed by the collective and other settings.
