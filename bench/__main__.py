@@ -1,4 +1,4 @@
-"""`python -m bench` and the `bench` script: signals are handled before anything slow is imported."""
+"""Start `python -m bench` and the script `bench`; signals are handled before anything slow is imported."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from gradwire.hidden_packages import LIBRARY, exit_if_hidden
 
 
 def main() -> None:
-    """Run the command, once the packages are known to be this project's."""
+    """Check that no other package hides this project's packages, and run the command."""
     exit_if_hidden(LIBRARY)
     processes.end_at_once()
     _open_closed_streams()
@@ -18,7 +18,7 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open what the caller closed of stdin, stdout and stderr on /dev/null, else the next file gets its number."""
+    """Replace each of stdin, stdout and stderr that is closed by /dev/null, so that no other file gets its number."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""Read the runs in files as a pandas table, or compare them."""
+"""Read runs from files as a pandas table, or compare them with a baseline."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ MEANING, INPUT, GATES = "Meaning", "Input", "Gates"
 
 
 def texts(given: Any) -> tuple[str, ...]:
-    """Return the items of a value or a list of values, each of which may list several, separated by commas."""
+    """Split a value, or each value of a list, at commas, and return all parts as texts."""
     items = [] if given is None else [given] if isinstance(given, str | int | float) else given
     return tuple(part.strip() for item in items for part in str(item).split(","))
 
 
 def _conditions(given: Any) -> tuple[str, ...]:
-    # Commas belong to a condition, for they also separate the options of a component.
+    # Do not split at commas, because they also separate the options of a component in a condition.
     if isinstance(given, Mapping):
         return tuple(f"{name}={to_cell(value)}" for name, value in given.items())
     return (given,) if isinstance(given, str) else tuple(given or ())
@@ -53,7 +53,7 @@ def _meanings(*, comparable: bool = False) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompareConfig(Configuration):
-    """The options of `bench compare` and of `bench.compare`: which rows are compared, in what, and how."""
+    """The options of `bench compare` and of `bench.compare`: which rows are compared, in which metric, and how."""
 
     panels: ClassVar[tuple[str, ...]] = (MEANING, INPUT, OUTPUT, GATES)
 
@@ -104,8 +104,8 @@ class CompareConfig(Configuration):
         BeforeValidator(_conditions),
         Doc(
             "use only runs with these values: 'dataset=digits,world_size=4' ('steps=-': an empty cell). A component's "
-            "name without options matches any options; an item that is an option of the component before it belongs to "
-            "it"
+            "name without options matches any options; an item that names an option of the component before it belongs "
+            "to that component"
         ),
         Flag(INPUT, metavar="COLUMN=VALUE"),
     ] = ()
@@ -133,7 +133,7 @@ class CompareConfig(Configuration):
         """The names of the further columns to show.
 
         Raises:
-            UsageError: there is no such column, or it holds no numbers.
+            UsageError: a column does not exist, or holds no numbers.
         """
         return find_numbers([name for name in self.extra_columns if name != ALL])
 
@@ -162,7 +162,7 @@ class CompareConfig(Configuration):
 def load(paths: str | Path | Sequence[str | Path] = RUNS_FOLDER, *, keep_going: bool = False) -> pd.DataFrame:
     """Return the rows of runs: one per evaluation, and one at the end of every run.
 
-    Columns with whole numbers, flags and texts have dtypes that know NA (``Int64``, ``boolean``, ``string``); all other
+    Columns of whole numbers, flags and texts have nullable dtypes (``Int64``, ``boolean``, ``string``); all other
     numbers are ``float64``. An empty cell is NA or NaN.
 
     Args:
@@ -170,7 +170,7 @@ def load(paths: str | Path | Sequence[str | Path] = RUNS_FOLDER, *, keep_going: 
         keep_going: skip, with a warning on stderr, paths that do not exist and files that cannot be used.
 
     Raises:
-        UsageError: a file is not one of `bench`.
+        UsageError: a file was not written by `bench`.
         NothingToCompare: a path does not exist, or no path leads to a readable row.
     """
     rows = store.read(_listed(paths), keep_going=keep_going)
@@ -186,15 +186,15 @@ def compare(
     Args:
         paths: run folders, folders of runs, CSV files, or patterns of these.
         quiet: do not print the comparison's warnings on stderr.
-        options: options of `bench compare` that `CompareConfig` declares; what the command takes several times may be a
-            list, `target` a number, and `where` a dictionary: ``{"dataset": "digits"}``.
+        options: the options of `bench compare` that `CompareConfig` declares. An option that the command takes several
+            times may be a list, `target` may be a number, and `where` a dictionary: ``{"dataset": "digits"}``.
 
     Returns:
-        One row per configuration, the baseline first, with the columns of ``bench compare --format csv``: ``gain`` is
-        the factor by which the row is better (above 1) in the metric, ``gain_low`` and ``gain_high`` its 95 % interval,
-        ``verdict`` what the seeds allow to conclude, ``accuracy_difference`` a share (of a text,
-        ``bits_per_byte_difference``, relative to the baseline). ``attrs`` of the table holds the ``verdict`` in
-        sentences, the ``warnings``, and the metric, baseline and settings.
+        One row per configuration, the baseline first, with the columns of ``bench compare --format csv``. ``gain`` is
+        the factor by which the row is better than the baseline in the metric (above 1: better); ``gain_low`` and
+        ``gain_high`` are its 95 % interval; ``verdict`` is the conclusion that the seeds allow. ``accuracy_difference``
+        is a share; for a text, ``bits_per_byte_difference`` is relative to the baseline. ``attrs`` of the table holds
+        the ``verdict`` in sentences, the ``warnings``, and the metric, baseline and settings.
 
     Raises:
         UsageError: an option, a column or the baseline is unknown, or a target cannot be read.
@@ -214,7 +214,7 @@ def compare(
 
 
 def described(table: Table, compared: comparison.Comparison, warnings: Sequence[str]) -> dict[str, Any]:
-    """Return what belongs to a table beside its rows, by name: metric, baseline, verdict, warnings and so on."""
+    """Return the data that accompany the rows of a table, by name: metric, baseline, verdict, warnings and so on."""
     return {
         "metric": compared.metric.name,
         "baseline": compared.baseline.title,
@@ -226,7 +226,7 @@ def described(table: Table, compared: comparison.Comparison, warnings: Sequence[
 
 
 def _type_of(values: Sequence[Any]) -> type:
-    """Return the common Python type of values, float if there is a float or no value at all."""
+    """Return the common Python type of values: float if one of them is a float, or if there is no value at all."""
     kinds = {type(value) for value in values if value is not None}
     return float if not kinds or float in kinds else kinds.pop()
 

@@ -35,7 +35,7 @@ class RunSet:
 
     Attributes:
         configs: complete configurations of all planned runs, in order.
-        results: results of those that were executed: all, or the first ones.
+        results: results of the runs that were executed: all planned runs, or the first ones.
     """
 
     configs: list[RunConfig]
@@ -43,7 +43,7 @@ class RunSet:
 
     @property
     def num_methods(self) -> int:
-        """The number of different configurations, apart from the seed."""
+        """The number of configurations that differ in more than the seed."""
         return len({config.config_id for config in self.configs})
 
     def raise_failures(self) -> None:
@@ -88,12 +88,12 @@ def train(
     Args:
         options: the options of `bench run`.
         given: names of the options that the user gave.
-        seeds: seeds, for one run each, such as ``1-5``; None: the seed of the options.
+        seeds: seeds such as ``1-5``, with one run per seed; None: the seed in `options`.
         out: folder in which the runs' folders are made.
         resumed: folder of the run to resume; None: start new runs.
         residuals: what happens to the old ranks' residuals if the run resumes with another number of ranks.
         quiet: show no progress and no notes.
-        show: called with the planned runs, in place of executing them.
+        show: called with the planned runs and the server instead of executing the runs.
 
     Raises:
         UsageError: an option is not possible.
@@ -105,7 +105,7 @@ def train(
         timeout_s = options.timeout_s if "timeout_s" in given else None
         return _resume(resumed, options.world_size, residuals, timeout_s, quiet=quiet)
     options = options.changed(**with_recipe({name: getattr(options, name) for name in given}))
-    with ForkServer(TRAIN) as server:  # also to show the plan, because it refuses kernels that are not available
+    with ForkServer(TRAIN) as server:  # even to show the plan, because the server refuses kernels that are missing
         configs = plan_all(options, [options.seed] if seeds is None else parse_seeds(seeds), server)
         if show is not None:
             show(configs, server)
@@ -117,11 +117,13 @@ def train(
 def _refusals(
     given: Collection[str], beside: dict[str, bool], residuals: str | None, *, is_resumed: bool
 ) -> list[Refusal]:
-    """Return what a resumed run excludes, which takes most options from its own configuration, and two kinds of seeds.
+    """Return the refusals of options that contradict --resume, and of --seed together with --seeds.
+
+    A resumed run takes most options from its own configuration.
 
     Args:
         given: names of the options of a configuration that the user gave.
-        beside: whether the user gave each of the other options.
+        beside: for each of the other options, by keyword, True if the user gave it.
         residuals: value of --resume-residuals.
         is_resumed: True if a run is resumed.
     """
@@ -154,8 +156,8 @@ def _refusals(
 def plan_all(options: RunConfig, seeds: list[int], server: ForkServer) -> list[RunConfig]:
     """Return the configurations of all runs to execute.
 
-    They are in the order of the seeds. If there are several compressors, the order within a seed is random, as in a
-    sweep.
+    The runs are in the order of the seeds. If there are several compressors, their order within a seed is random, as in
+    a sweep.
 
     Raises:
         UsageError: the options are not possible, or name one compressor twice.
@@ -226,7 +228,7 @@ def execute_all(configs: list[RunConfig], out: Path, server: ForkServer, *, quie
 def _resume(
     path: Path, world_size: int | None, residuals: Residuals | None, timeout_s: float | None, *, quiet: bool
 ) -> RunSet:
-    """Resume a run from its last checkpoint, with these values if they are not None."""
+    """Resume a run from its last checkpoint, with those of the given number of ranks and timeout that are not None."""
     folder = RunFolder(path.resolve())  # the folder's name identifies the run, so resolve `.` and links
     check_left(folder)
     config = configuration_of(folder)
@@ -254,14 +256,14 @@ def _resume(
 
 
 def rows_of(result: Result) -> list[dict[str, Any]]:
-    """Return the rows of a run so far."""
+    """Return the rows that a run has written so far."""
     return read_rows(result.folder.metrics) if result.folder.metrics.exists() else []
 
 
 def warn_of_runs(results: Sequence[Result]) -> None:
-    """Print warnings on stderr about successful runs whose numbers say less than they seem to.
+    """Print warnings on stderr about successful runs whose results should not be trusted.
 
-    Among these are runs whose ranks ended with different parameters, and times that other programs made too long.
+    For example, the ranks of a run ended with different parameters, or other programs made its times too long.
     """
     from bench.report import comparison, store, verdict  # takes 20 ms, so only if it is needed
 

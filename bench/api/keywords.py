@@ -13,7 +13,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def keywords_of(configuration: type[Configuration]) -> dict[str, CommandOption]:
-    """Return the options that a command has of a configuration by keyword: the option's name with underscores."""
+    """Return a configuration's command-line options by keyword, which is the option's name with underscores."""
     return {option.keyword: option for option in configuration.options() if option.flag}
 
 
@@ -48,15 +48,15 @@ def takes_options(*configurations: type[Configuration]) -> Callable[[F], F]:
 def by_option_name(
     given: Mapping[str, Any], function: Callable[..., Any], known: Mapping[str, CommandOption] = KEYWORDS
 ) -> dict[str, Any]:
-    """Return the values of keywords by option name.
+    """Convert the keywords of a Python call to names of options, and return the values by these names.
 
     Args:
-        given: the keywords.
-        function: the function that got them, decorated with `takes_options`.
-        known: the options by keyword; by default those of `bench run`.
+        given: the values by keyword.
+        function: the called function, which is decorated with `takes_options`.
+        known: all options by keyword; by default the options of `bench run`.
 
     Raises:
-        UsageError: "bench.run has no option 'epoch' (did you mean 'epochs'?); ...".
+        UsageError: a keyword is unknown: "bench.run has no option 'epoch' (did you mean 'epochs'?); ...".
     """
     for keyword in given:
         if keyword not in known:

@@ -11,8 +11,8 @@ from bench.core.config.run import RunConfig
 from bench.core.units import format_seconds
 from bench.report.quality import quality_of
 
-_WIDE = 100  # least columns of a terminal on which the bar is long
-_TITLE = 24  # least columns that are kept for the title
+_WIDE = 100  # the bar is long if the terminal has at least this many columns
+_TITLE = 24  # at least this many columns are kept for the title
 
 
 class LiveLine:
@@ -23,7 +23,8 @@ class LiveLine:
         quiet: print nothing.
 
     Attributes:
-        is_live: True if stderr is a terminal, where the line is redrawn; otherwise only the lines of `say` are printed.
+        is_live: True if stderr is a terminal, on which the line is redrawn. If False, only the lines of `say` are
+            printed.
         title: name of the job.
     """
 
@@ -70,7 +71,7 @@ class LiveLine:
             parts: texts to show, the most important first; those that do not fit are left out.
             changes: further arguments of `rich.progress.Progress.update`, such as ``completed``.
         """
-        # Starts the thread that redraws; not earlier, because the job must be started by a process without threads.
+        # Start the thread that redraws only now, because a process without threads must start the job.
         self._progress.start()
         description, text = fitted(self.title, parts, self._room)
         self._progress.update(self._task, description=description, text=text, **changes)
@@ -95,7 +96,7 @@ def _cut(text: str, room: int) -> str:
     return text if len(text) <= room else f"{text[: max(0, room - 1)]}…"
 
 
-# The texts of a report by its key, the most important first.
+# For each key of a progress report, a function that formats its value; the most important key first.
 _PROGRESS: dict[str, Callable[[float], str]] = {
     "eta_s": lambda value: f"{format_seconds(value)} left",
     "epoch": "epoch {:.1f}".format,
@@ -140,6 +141,6 @@ def warn(sentence: str) -> None:
 
 
 def _stderr(*, quiet: bool = False) -> Console:
-    # In Jupyter, plain lines on stderr too, which calls itself a terminal there.
+    # In Jupyter, stderr claims to be a terminal; print plain lines there too.
     force_terminal = False if Console().is_jupyter else None
     return Console(stderr=True, quiet=quiet, force_jupyter=False, force_terminal=force_terminal)

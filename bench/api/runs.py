@@ -51,7 +51,7 @@ def run(
 
     Args:
         compressor: a compressor, or several, which are run in turn.
-        seeds: seeds, for one run each: a sequence, or a text such as ``1-5``.
+        seeds: seeds, with one run per seed: a sequence, or a text such as ``1-5``.
         out: folder in which the runs' folders are made.
         resume: folder of a run to resume from its last checkpoint; only `world_size` and `timeout` can be changed.
         resume_residuals: what happens to the old ranks' residuals if `world_size` changes.
@@ -63,7 +63,7 @@ def run(
 
     Raises:
         UsageError: an option is unknown or not possible.
-        RunFailed: a run failed. If there are several compressors, the other runs were executed.
+        RunFailed: a run failed. If there are several compressors, the other runs were still executed.
         Interrupted: the user pressed Ctrl-C during a run; the message says how to resume it.
     """
     clear_away()
@@ -86,10 +86,10 @@ def run(
 
 
 def _as_text(keyword: str, given: object, example: str) -> str:
-    """Return a text or a list as the command line has it, with commas.
+    """Return a text as it is, or the items of a list as one text, separated by commas as on the command line.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the value is neither a text nor a list.
     """
     if isinstance(given, str):
         return given

@@ -27,7 +27,7 @@ def shown_error(error: BaseException) -> BenchError | None:
     """Return the error to show to the user for an exception that ends the program.
 
     Returns:
-        None for a bug, and for a deliberate exit.
+        None if the exception is a bug or a deliberate exit.
     """
     if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
         error = error.__context__  # Typer and rich exit with code 1 if the reader of stdout has ended

@@ -25,7 +25,8 @@ ANSWER, MEASURE, MODEL, LOOK_AFTER = "Answer", "Measure parts", "Model", "Look a
 PANELS = (ANSWER, MEASURE, MODEL, LOOK_AFTER)
 GROUP = "commands"
 
-# Built-in commands in the order of the help: panel, and function in the module of this name, which has EXAMPLES.
+# Built-in commands in the order of the help: (panel, function). The module with the command's name contains the
+# function and EXAMPLES.
 BUILT_IN = {
     "run": (ANSWER, "run"),
     "sweep": (ANSWER, "sweep"),
@@ -62,11 +63,11 @@ class Commands(TyperGroup):
 
     @override
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        # Without importing the built-in commands and without reading any command's options, because that takes long.
+        # Do not import the built-in commands, and read no command's options, because both take long.
         for name, (panel, function) in BUILT_IN.items():
             self.commands[name] = TyperCommand(name, help=_docstring(name, function), rich_help_panel=panel)
         for name in registry.plugins(GROUP).keys() - BUILT_IN:
-            with contextlib.suppress(PluginError):  # `list_commands` warns of it
+            with contextlib.suppress(PluginError):  # `list_commands` warns about the error
                 found = _load(name)
                 self.commands[name] = TyperCommand(
                     name, help=inspect.getdoc(found.function), rich_help_panel=found.panel
@@ -74,7 +75,7 @@ class Commands(TyperGroup):
         super().format_help(ctx, formatter)
 
     @override
-    def list_commands(self, ctx: Any) -> list[str]:  # those that can be imported, panel by panel
+    def list_commands(self, ctx: Any) -> list[str]:  # the commands that can be imported, by panel
         for name in (*BUILT_IN, *registry.plugins(GROUP)):
             try:
                 self._import(name)

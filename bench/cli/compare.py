@@ -69,7 +69,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Short for --format json.", rich_help_panel=OUTPUT)] = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write the table to this file instead.", metavar="FILE", rich_help_panel=OUTPUT),
+        typer.Option(help="Write the table to this file, not to stdout.", metavar="FILE", rich_help_panel=OUTPUT),
     ] = None,
     fail_on: Annotated[
         list[str] | None,

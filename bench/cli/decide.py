@@ -38,16 +38,16 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench decide methods.toml --hosts 2 --bandwidth 100mbit --target-accuracy 0.9
 
-Each method is trained without the link, because the link changes no number of a training, only its time. The duration
-of the steps is measured on the link, and both are put together. Seeds are added until every method is decided. At the
-end, the baseline and the best method are trained once on the link, as a check.
+Each method is trained without the link, because the link changes only the time of a training, not its losses. The
+duration of the steps is measured on the link. Both together give the time to the target. Seeds are added until every
+method is decided. At the end, the baseline and the best method are trained once on the link, as a check.
 
 With --from-profile, the speed of the methods in your own script is predicted, and nothing is trained.
 
-Exit codes: 0 the time of every method is decided, 4 some are open."""
+Exit codes: 0 the time of every method is decided, 4 some methods are open."""
 
 
-# Said first of a prediction, because a profile holds times only.
+# The first sentence about a prediction.
 _ACCURACY = (
     "Accuracy was not measured, because a profile holds times only; to measure it, train your script once with "
     '`attach(model, "{compressor}", "{collective}", optimizer=optimizer)` and once without, and compare'

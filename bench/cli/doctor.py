@@ -63,7 +63,7 @@ def doctor(
         print_json([dataclasses.asdict(check) for check in checks])
     if failed := [check.name for check in checks if check.level == "fail"]:
         raise RunFailed(
-            f"{len(failed)} of {len(checks)} checks failed ({', '.join(failed)}); the lines of these say what to do"
+            f"{len(failed)} of {len(checks)} checks failed ({', '.join(failed)}); the lines above say what to do"
         )
 
 
@@ -134,7 +134,7 @@ def examine(*, world_size: int, out: Path, data_dir: Path, smoke: bool) -> Itera
 
 
 def cores(world_size: int) -> Check:
-    """Check that each rank has a core of its own, within a container's CPU quota too."""
+    """Check that each rank can have its own core, also within the CPU quota of a container."""
     usable, quota = usable_cores(), cpu_quota()
     by_quota = f" (the CPU quota is {quota:.3g} cores)" if quota is not None else ""
     if world_size <= usable:
@@ -216,7 +216,7 @@ def namespaces() -> Check:
 
 
 def links(*, measure: bool) -> Check:
-    """Check that the kernel or the forwarder can give links of virtual hosts delays, losses and varying rates.
+    """Check that the links of virtual hosts can have delays, losses and varying rates, by the kernel or the forwarder.
 
     Args:
         measure: also measure how many bit/s the forwarder can carry.
@@ -287,7 +287,7 @@ def dax(sysfs: Path) -> Check:
 def cache_lines() -> Check:
     """Check that the collective `pool` can flush cache lines.
 
-    `pool` needs this for memory in which ranks do not see each other's stores.
+    `pool` needs to flush them if it uses memory in which ranks do not see each other's stores.
     """
     from collectives.transport import mapped_memory  # imports torch
 
@@ -351,5 +351,5 @@ def smoke_test(data_dir: Path, server: ForkServer) -> Check:
     return Check("ok", "smoke", f"{SMOKE_RANKS} ranks trained {SMOKE_STEPS} steps")
 
 
-def _nearest_existing(path: Path) -> Path:  # or the path itself
+def _nearest_existing(path: Path) -> Path:  # the path itself, or the nearest folder above it that exists
     return next(candidate for candidate in (path.absolute(), *path.absolute().parents) if candidate.exists())

@@ -90,8 +90,8 @@ def list_components(
 
 # Components.
 
-# Labels of the docstring paragraphs that are shown with a component's options: its source, how it differs from that,
-# and the bytes it sends.
+# Labels of the docstring paragraphs that are shown with a component's options: its source, how it differs from the
+# source, and the bytes that it sends.
 _NOTES = ("Source", "Differs", "Bytes")
 _END = r"(?=\n *\n|\n *[A-Z][a-z]+:|\Z)"
 _NUM_CLASSES = 10
@@ -131,7 +131,7 @@ def _components(kind: str, *, long: bool) -> list[dict[str, Any]]:
 
     def details(component: type[Options]) -> dict[str, Any]:
         *_, base = (parent for parent in component.__mro__ if parent.__name__ == registry.KINDS[kind].base)
-        # A component says what it is in its own module and class, and in those that it takes options from.
+        # A component is described in its own module and class, and in those of the classes whose options it inherits.
         sources = [component, *(parent for parent in component.__mro__ if not issubclass(parent, base))]
         docs = [doc for cls in sources for doc in (inspect.getdoc(sys.modules[cls.__module__]), cls.__doc__)]
         text = "\n\n".join(filter(None, docs))
@@ -178,7 +178,7 @@ def _fact_text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    # In a form that JSON can hold: classes, and objects of ours, as the names of their classes, sets as sorted lists.
+    # Convert a value for JSON: classes and this project's objects to names of classes, sets to sorted lists.
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if isinstance(value, frozenset):
@@ -188,7 +188,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, list, type(None))) else type(value).__name__
 
 
-def _facts_of_default(component: Any, kind: str) -> dict[str, Any]:  # of a component with default options
+def _facts_of_default(component: Any, kind: str) -> dict[str, Any]:  # facts about a component with default options
     match kind:
         case "compressors":
             return {"emits": _plain(component().traits.emits)}
@@ -274,7 +274,7 @@ def _list_runs(out: Path, *, as_json: bool) -> None:  # oldest first
 
 
 def _state(folder: RunFolder) -> dict[str, Any]:
-    # The status is `running` while a run runs, and `killed` if it ended without writing one.
+    # The status is `running` while a run runs, and `killed` if the run ended without writing a status.
     with locked(folder.path) as is_left:
         summary = (read_json(folder.status) or {}) if is_left else {"status": "running"}
         return {

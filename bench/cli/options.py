@@ -26,13 +26,14 @@ def given_options(context: typer.Context) -> list[str]:
 def complete_from(
     words: Callable[[], Mapping[str, str]], *, several: bool = False
 ) -> Callable[[str], list[tuple[str, str]]]:
-    """Return a function that completes these words on the command line, for Typer.
+    """Return a function with which Typer completes words on the command line.
 
-    The function returns name and description of each word that begins with what the user has typed.
+    The returned function takes what the user has typed, and returns a tuple (word, description) for each word that
+    begins with it.
 
     Args:
-        words: returns the descriptions by name.
-        several: complete the last of several names that are separated by commas.
+        words: returns the words with their descriptions.
+        several: the user types a list of words, separated by commas; complete the last of them.
     """
 
     def completer(incomplete: str) -> list[tuple[str, str]]:
@@ -43,11 +44,11 @@ def complete_from(
 
 
 def complete(kind: str, *, several: bool = False) -> Callable[[str], list[tuple[str, str]]]:
-    """Return a function that completes the names of one kind of component on the command line.
+    """Return a function with which Typer completes the names of one kind of component on the command line.
 
     Args:
         kind: the kind, such as ``compressors``.
-        several: complete the last of several names that are separated by commas.
+        several: the user types a list of names, separated by commas; complete the last of them.
     """
     return complete_from(
         lambda: {name: entry.description for name, entry in registry.entries(kind).items()}, several=several
@@ -66,15 +67,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print data as JSON on stdo
 def takes(
     *configurations: type[Configuration], several: Mapping[str, str] | None = None, hidden: Collection[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command so that it takes all options of configurations in addition to its own.
+    """Decorate a command's function so that the command also takes all options of the given configurations.
 
-    The function gets the options of each configuration as one object; these are its first arguments.
+    The function gets the options of each configuration as one object; these objects are its first arguments.
 
     Args:
         configurations: classes of these objects.
-        several: for each option that may be repeated, a text to add to its help; its configuration gets the values as
-            one text, separated by commas.
-        hidden: options that the command refuses with a reason of its own; its help does not show them.
+        several: for each option that may be repeated, a text to add to its help. The configuration gets all values of
+            the option as one text, separated by commas.
+        hidden: names of options that the help does not show, because the command refuses them with its own message.
     """
     lists = several or {}
     panels = [panel for configuration in configurations for panel in configuration.panels]
@@ -105,13 +106,13 @@ def takes(
 
 
 def _place(parameter: inspect.Parameter, panels: list[str]) -> int:
-    note = getattr(parameter.annotation, "__metadata__", (None,))[0]  # the context has none and is not shown
+    note = getattr(parameter.annotation, "__metadata__", (None,))[0]  # the help does not show the context
     heading = getattr(note, "rich_help_panel", None)
-    return panels.index(heading) if heading in panels else -1  # own panels first
+    return panels.index(heading) if heading in panels else -1  # the command's own panels come first
 
 
 def row_writer(out: Path | None, columns: tuple[Column, ...]) -> RowWriter | None:
-    """Return a writer for the CSV file that the user named; None if the user named none.
+    """Return a writer for the CSV file `out` that the user named; None if `out` is None.
 
     Raises:
         UsageError: the file cannot be written.

@@ -1,7 +1,7 @@
-"""Write what repeats the declarations of options and columns: ``python -m bench.cli.reference_pages``.
+"""Write the files that repeat the declarations of options and columns: ``python -m bench.cli.reference_pages``.
 
-These are docs/options.md, of which only the table is written, docs/columns.md, and the types of the keywords of
-`bench.run` in bench/api/run_options.pyi. A test fails if a file does not match the declarations.
+The files are docs/options.md, of which only the table is written, docs/columns.md, and bench/api/run_options.pyi, which
+contains the types of the keywords of `bench.run`. A test fails if a file does not match the declarations.
 """
 
 import inspect
@@ -82,7 +82,7 @@ This page lists every column that a run writes, with its unit and its meaning.
   second. Accuracies, densities and other shares run from 0 to 1.
 - An empty cell means "not measured" or "does not apply". Flags are `true` and `false`.
 - Times of a step are those of rank 0. `samples_per_s` adds up the rates of all ranks.
-- *Better* says which direction is an improvement. `bench compare --metric` takes only columns that have one.
+- *Better* says which direction is an improvement. `bench compare --metric` takes only columns with a direction.
 - *Repeats* means that two runs with the same configuration and seed on the same machine agree in this column.
 - Components are written `name:key=value`, with only the options that differ from their default.
 - Later versions may add columns. All readers accept files with fewer or more columns, and files made by concatenating

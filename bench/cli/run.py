@@ -58,7 +58,7 @@ def run(
     options: RunConfig,
     context: typer.Context,
     seeds: Annotated[
-        str | None, typer.Option(help="Seeds, for one run each: 1,2,3 or 1-5.", rich_help_panel=MEASUREMENT)
+        str | None, typer.Option(help="Seeds, with one run per seed: 1,2,3 or 1-5.", rich_help_panel=MEASUREMENT)
     ] = None,
     out: Annotated[
         Path, typer.Option(help="Folder in which the run's folder is made.", rich_help_panel=OUTPUT)
@@ -122,7 +122,7 @@ def _print_results(runs: RunSet, as_json: bool) -> None:
 
 
 def _next_command(chosen: dict[str, Any], runs: RunSet, out: Path) -> list[str]:
-    # A report of the methods, a comparison with other runs, or runs to compare with.
+    # Suggest a report of the methods, a comparison with other runs, or further runs to compare with.
     place = [] if out == RUNS_FOLDER else [str(out)]
     has_others = len(past_runs(out)) > len(runs.results)
     if runs.num_methods > 1:
@@ -136,7 +136,7 @@ def _next_command(chosen: dict[str, Any], runs: RunSet, out: Path) -> list[str]:
 
 
 def _print_plans(out: Path, configs: list[RunConfig], server: ForkServer, *, as_json: bool) -> None:
-    # JSON is one object, or a list of objects if there are several methods.
+    # With `as_json`, print one object, or a list of objects if there are several methods.
     plans: list[dict[str, Any]] = []
     for of_seeds in grouped(configs, lambda config: config.config_id).values():
         config = of_seeds[0]
@@ -184,7 +184,7 @@ def _print_plan(configs: list[RunConfig], layers: LayerPlan) -> None:
 
 
 def print_summary(configs: list[RunConfig], results: list[Result]) -> None:
-    """Print one row per run, the yardsticks of a text, and the folder of each run."""
+    """Print one row per run, the bits per byte of general compressors if the data are a text, and the runs' folders."""
     config = configs[0]
     what = (config.model, config.dataset, config.strategy, f"{config.world_size} ranks")
     rows = [_summary(config.seed, result) for config, result in zip(configs, results, strict=False)]

@@ -138,7 +138,7 @@ def sbatch_line(file: Path, state: SweepState, configs: list[RunConfig], *, retr
         file: the sweep file.
         state: the sweep.
         configs: the runs to execute.
-        retry_failed: the runs include failed ones, so the submitted commands get ``--retry-failed``.
+        retry_failed: True if `configs` includes failed runs; the submitted commands then get ``--retry-failed``.
     """
     wanted = {config.digest for config in configs}
     indices = [index for index, run in enumerate(state.runs) if run.config.digest in wanted]
@@ -206,7 +206,7 @@ def run_all(state: SweepState, configs: list[RunConfig], server: ForkServer) -> 
     """
     titles = {run.config.digest: table_text(run.settings) for run in state.runs}
     durations = state.durations()
-    errors: dict[str, str] = {}  # of failed runs, by digest
+    errors: dict[str, str] = {}  # error messages of failed runs, by digest
     results: list[Result] = []
 
     def train(config: RunConfig, begun: RunFolder | None) -> None:

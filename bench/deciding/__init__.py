@@ -1,1 +1,1 @@
-"""Decide until the answer is clear whether compression makes training finish sooner on a link: `bench decide`."""
+"""Decide whether compression makes training finish sooner on a link (`bench decide`); add seeds until it is clear."""

@@ -29,14 +29,14 @@ from bench.report.store import frame
 if TYPE_CHECKING:
     import pandas as pd
 
-# A composed time that differs by more than this from the time of a whole run is not used.
+# Composed times are not used if one differs from the measured time of a whole run by more than this share.
 LARGEST_DEVIATION = 0.10
 _NAME_WIDTH = 40  # characters; longer names of methods would leave no room for the axes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinkCheck:
-    """A whole run on the link, beside the time that was composed for the same method and seed.
+    """A check of a composed time by a whole run on the link with the same method and seed.
 
     Attributes:
         method: name of the method.
@@ -54,32 +54,33 @@ class LinkCheck:
 
     @property
     def deviation(self) -> float:
-        """The composed time relative to the measured one, minus 1."""
+        """The relative error of the composed time: composed / measured - 1."""
         return self.composed_s / self.measured_s - 1.0
 
     @property
     def is_passed(self) -> bool:
-        """True if composed times can be used."""
+        """True if the check passed, so that composed times can be used."""
         return self.is_same_training and abs(self.deviation) <= LARGEST_DEVIATION
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Answer:
-    """The answer of `decide`, with the measurements that led to it; its text is the answer in sentences.
+    """The answer of `bench.decide`, with the measurements that led to it; printing it shows the answer in sentences.
 
     Attributes:
         folder: the study's folder, with ``decision.json`` and everything that was measured.
         study: the study.
         target: test accuracy to reach, from 0 to 1; or bits per byte of a text.
         rule: the rule by which methods were compared.
-        evidence: what was measured of each method, the baseline first.
+        evidence: the measurements of each method, the baseline first.
         decisions: the decision about each method except the baseline.
         checks: whole runs on the link, if any.
-        faster_up_to: for each method that is faster on this link, the highest rate in bit/s at which it is still
-            faster; infinity if it is faster at all rates that were measured. Methods whose rate is unknown are missing.
+        faster_up_to: for each method that is faster on this link, the highest rate of the link in bit/s at which the
+            method is still faster; infinity if it is faster at all tried rates. Methods without a known rate are
+            missing.
         rates_tried: rates of the link in bit/s at which steps were timed, from low to high.
-        stopped: reason why open methods got no further seeds; empty if all are decided.
-        next_seed_s: seconds that one more seed of all open methods would take; None if unknown.
+        stopped: reason why undecided methods got no further seeds; empty if all methods are decided.
+        next_seed_s: seconds that one more seed of all undecided methods would take; None if unknown.
         warnings: sentences about results that should not be trusted.
     """
 
@@ -97,19 +98,19 @@ class Answer:
     warnings: list[str]
 
     def __str__(self) -> str:
-        """Return the sentences, and the warnings below them."""
+        """Return the answer in sentences, and below them the warnings."""
         return "\n".join([*self.sentences, *(f"warning: {sentence}" for sentence in self.warnings)])
 
     @property
     def baseline(self) -> Evidence:
-        """What was measured of the baseline."""
+        """The measurements of the baseline."""
         return self.evidence[0]
 
     @property
     def methods(self) -> pd.DataFrame:
         """One row per method except the baseline: verdict, factor with its interval, and change of accuracy.
 
-        For a text, the change of bits per byte takes the place of that of accuracy.
+        For a text, the change of bits per byte replaces the change of accuracy.
         """
         rows = self.to_dict()["decisions"]
         types = {"method": str, "num_seeds": int, "num_missed": int}
@@ -148,7 +149,7 @@ class Answer:
         if not self.checks and are_composed:
             found.append("Times are composed and were not checked by whole runs on this link.")
         elif worst := max(self.checks, key=lambda each: (not each.is_same_training, abs(each.deviation)), default=None):
-            other = "" if worst.is_same_training else ", and trained other numbers than without the link"
+            other = "" if worst.is_same_training else ", and its test losses differ from those without the link"
             used = "" if are_composed else f"{other}, so whole runs of all methods count instead"
             found.append(
                 f"Check: a whole run of {worst.method} on the link took {format_seconds(worst.measured_s)}, and its "
@@ -163,7 +164,7 @@ class Answer:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of ``decision.json``; bounds that are not known are None."""
+        """Return the content of ``decision.json``; unknown bounds of intervals are None."""
         return {
             "answer": self.sentences,
             self.baseline.quality.target_column: self.target,
@@ -181,7 +182,10 @@ class Answer:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one row per method and seed, with both parts of a composed time: steps, and the mean step time."""
+        """Return the rows of ``decision.csv``, one per method and seed.
+
+        A row holds the training time, and the two numbers whose product it is: steps, and mean time of a step.
+        """
         trained = {(e.method, each.seed): each for e in self.evidence for each in e.trajectories}
         return [
             {
@@ -211,7 +215,7 @@ class Answer:
             save(self.picture(), self.folder / "decision.svg")
 
     def picture(self) -> Picture:
-        """Return a picture of the factors with their intervals; each dot is a seed."""
+        """Return a picture of each method's factor of time with its interval; each dot is one seed."""
         from matplotlib.ticker import LogLocator  # takes long to import
 
         names = [wrapped(f"{each.method}: {each.verdict}", _NAME_WIDTH) for each in self.decisions]
@@ -251,7 +255,7 @@ def factor_of(decision: MethodDecision) -> str:
 
 
 def _flat(decision: MethodDecision, quality: str) -> dict[str, Any]:
-    # Values by name; bounds of the factor are `low` and `high`, those of the change begin with the quality.
+    # Return the values by name. Bounds of the factor are `low` and `high`; bounds of the quality begin with its name.
     found: dict[str, Any] = {}
     for name, value in vars(decision).items():
         key = name.replace("accuracy", quality)

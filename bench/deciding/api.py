@@ -45,18 +45,19 @@ def decide(
             ``local:steps=30 topk``, or options that belong together, such as ``{"compressor": "topk", "lr": 0.1}``. A
             single text is one method.
         source: TOML file of methods; or the folder of an earlier decision, to decide for another link.
-        baseline: what the methods are compared with, ``bf16`` by default.
-        out: folder of the study; by default ``results/runs/decide-<digest of the options>``. A study that was
-            interrupted there continues.
+        baseline: the method that the others are compared with, ``bf16`` by default.
+        out: folder of the study; by default ``results/runs/decide-<digest of the options>``. If a study was interrupted
+            in this folder, it continues.
         quiet: print no progress and no notes on stderr.
-        options: the other options of `bench decide`, with underscores: of `DecideConfig`, such as ``max_seeds=5``, and
-            of `bench run` for all methods; `target_accuracy` is required or, for a text, `target_bits_per_byte`.
+        options: the other options of `bench decide`, with underscores: options of `DecideConfig`, such as
+            ``max_seeds=5``, and options of `bench run` for all methods. `target_accuracy` or, for a text,
+            `target_bits_per_byte` is required.
 
     Raises:
         UsageError: an option is unknown or not possible, or there is nothing to compare.
         NothingToCompare: the baseline never reached the target.
         RunFailed: a run failed for another reason than divergence.
-        Interrupted: the user pressed Ctrl-C; the same call continues.
+        Interrupted: the user pressed Ctrl-C; the same call continues the study.
     """
     own = {keyword: options.pop(keyword) for keyword in _OWN.keys() & options}
     asked = DecideConfig(**own)
@@ -97,14 +98,14 @@ def _study(
     rule: dict[str, float],
     given: dict[str, Any],
 ) -> Study:
-    # The study of an earlier folder, asked for another link; or a new one.
+    # Return the study of an earlier folder, with the link that the user gave; or a new study.
     if "compressor" in given or "collective" in given:
         raise UsageError("bench decide takes methods; write --method and --baseline instead, as in --method topk@ring")
     given = dict(given)
     first_seed = given.pop("seed", None)
     if earlier is not None:
         if methods or baseline:
-            raise UsageError(f"{earlier} has its methods; leave out --method and --baseline, or the folder")
+            raise UsageError(f"{earlier} already has its methods; leave out --method and --baseline, or the folder")
         study = Study.read(earlier)
         kept = set() if "cluster_file" in given else {"hosts", "ranks_per_host"}
         replaced = LINK_OPTIONS - kept if given.keys() & LINK_OPTIONS else ()

@@ -1,9 +1,9 @@
-"""Decisions: compare each method with the baseline in time to the target and in quality, seed by seed.
+"""Compare each method with the baseline in time to the target and in quality, seed by seed, and decide.
 
-The time to the target of a seed is composed: the extra time of the first steps, and the sum over all steps of its
-trajectory of the measured duration of such a step on the link. The step times of both methods are shared by all seeds,
-so their error widens the interval of the ratio, with a part of alpha of its own. `benchmarks/decision_error.py`
-simulates how often the verdicts are wrong.
+With each seed, the time to the target is composed: every step of the seed's trajectory counts with the measured
+duration of such a step on the link, and the extra time of the first steps is added. All seeds share these measured step
+times, so the error of the step times widens the interval of the ratio; a part of alpha is reserved for this error.
+`benchmarks/decision_error.py` simulates how often the verdicts are wrong.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from bench.report.statistics import Effect, two_sided_quantile
 TimeVerdict = Literal["faster", "slower", "same", "missed", "open"]
 AccuracyVerdict = Literal["within", "below", "above", "open"]
 
-# Part of alpha that is spent on the error of the step times.
+# Share of alpha, the probability of a wrong verdict, that is reserved for the error of the step times.
 SHARED_PART = 0.2
 # A method that has missed the target with this number of seeds, and never reached it, gets no more seeds.
 ENOUGH_MISSES = 4
@@ -38,7 +38,7 @@ class SeedTime:
         seconds: seconds of training until the target, or of the whole training if the target was missed.
         reached: True if the seed reached the target.
         origin: "composed" from a trajectory and step times, or "measured" in a whole run on the link.
-        num_steps: optimizer steps until then.
+        num_steps: number of optimizer steps in this time.
     """
 
     seed: int
@@ -55,7 +55,7 @@ class Evidence:
     Attributes:
         method: name of the method.
         trajectories: the finished trainings without the link, one per seed.
-        step_times: the duration of the method's steps on the link; None if the times of `whole_runs` count.
+        step_times: the duration of the method's steps on the link; None if the times come from `whole_runs`.
         whole_runs: trainings on the link, one per seed.
     """
 
@@ -88,7 +88,7 @@ class Evidence:
 
     @property
     def steps(self) -> Counter[float]:
-        """The number of steps until the target, of all seeds together, by the bytes sent in each step."""
+        """For each number of bytes sent in a step: how many such steps all seeds together made until the target."""
         return sum((each.steps for each in self.trajectories), Counter())
 
 
@@ -98,15 +98,17 @@ class MethodDecision:
 
     Attributes:
         method: name of the method.
-        num_seeds: seeds with which the method was trained.
-        num_missed: how many of them missed the target.
-        factor: how many times sooner the target was reached than by the baseline, geometric mean over pairs of seeds,
-            with its bounds if there are enough pairs; None if the method never reached the target in a pair.
-        verdict: the conclusion about the time; "missed" if the method missed the target with all of `ENOUGH_MISSES`
-            seeds or more with which the baseline reached it.
+        num_seeds: number of seeds with which the method was trained.
+        num_missed: number of these seeds with which the method missed the target.
+        factor: how many times sooner the method reaches the target than the baseline: geometric mean over the common
+            seeds with which the baseline reached it, with bounds if there are enough seeds. None if the method missed
+            the target with all of these seeds.
+        verdict: the conclusion about the time; "missed" if the baseline reached the target with at least
+            `ENOUGH_MISSES` seeds, and the method missed it with all of them.
         accuracy: mean change of the final quality from the baseline, as `Metric` defines it: a difference of
-            accuracies as a share, or a relative difference of bits per byte; None if there is no pair.
-        accuracy_verdict: "within" the accepted loss, "below" (accuracy) or "above" (bits per byte) it, or "open".
+            accuracies as a share, or a relative difference of bits per byte; None if no seed has both values.
+        accuracy_verdict: "within" if the loss of quality is accepted; "below" (accuracy) or "above" (bits per byte) if
+            the loss is larger than that; "open" if this is not yet clear.
     """
 
     method: str
@@ -121,8 +123,8 @@ class MethodDecision:
 def log_ratios(baseline: Sequence[SeedTime], candidate: Sequence[SeedTime]) -> list[float]:
     """Return log(baseline's time / candidate's time) for each seed that both have.
 
-    A seed with which the baseline missed the target is left out. A seed with which only the candidate missed it counts
-    as not faster: at most 0, and less if the candidate trained for longer than the baseline needed.
+    Seeds with which the baseline missed the target are left out. If only the candidate missed the target with a seed,
+    its log ratio is at most 0; it is lower if the candidate trained for longer than the baseline needed.
     """
     ours = {each.seed: each for each in candidate}
     pairs = [(each, ours[each.seed]) for each in baseline if each.reached and each.seed in ours]
@@ -131,18 +133,18 @@ def log_ratios(baseline: Sequence[SeedTime], candidate: Sequence[SeedTime]) -> l
 
 
 def shared_error(baseline: Evidence, candidate: Evidence, alpha: float) -> float:
-    """Return the largest error of the mean log ratio that comes from the measured step times.
+    """Return a bound on the error of the mean log ratio that comes from errors in the measured step times.
 
-    Both methods were timed in the same jobs. Each job gives one log ratio of the times of an average training, over the
-    candidate's seeds; the error is the half width of Student's interval of their mean. The blocks of a job share its
-    processes, memory and minute, so more of them say nothing about the error of the job. The bound holds if the number
-    of jobs does not depend on what they measured. It is 0 if the times come from whole runs, and infinite if there is
-    only one job.
+    Both methods were timed in the same jobs. Each job gives one ratio, log(baseline's time / candidate's time), for an
+    average training over the candidate's seeds. The bound is the half width of Student's interval of the mean over
+    jobs. Only the number of jobs counts, not the number of blocks in a job, because the blocks of a job share its
+    processes, memory and minute. The bound holds if the number of jobs does not depend on what they measured. The bound
+    is 0 if the times come from whole runs, and infinite if there is only one job.
 
     Args:
-        baseline: what was measured of the baseline.
-        candidate: what was measured of the method.
-        alpha: probability that the error is larger.
+        baseline: the measurements of the baseline.
+        candidate: the measurements of the method.
+        alpha: probability that the error is larger than the bound.
     """
     theirs, ours = baseline.step_times, candidate.step_times
     if theirs is None or ours is None:
@@ -161,10 +163,10 @@ def decide(baseline: Evidence, candidate: Evidence, rule: DecideConfig, num_cand
     """Return the decision about one method from the seeds so far.
 
     Args:
-        baseline: what was measured of the baseline.
-        candidate: what was measured of the method.
-        rule: when it is decided.
-        num_candidates: number of methods that are compared with the baseline, which share the probability of error.
+        baseline: the measurements of the baseline.
+        candidate: the measurements of the method.
+        rule: the rule of the decision: range of equal times, accepted loss, and probability of a wrong verdict.
+        num_candidates: number of methods that are compared with the baseline; they share the probability of error.
     """
     alpha, margin = rule.alpha / num_candidates, rule.accuracy_margin / 100.0
     error = shared_error(baseline, candidate, alpha * SHARED_PART)
@@ -178,17 +180,18 @@ def decide(baseline: Evidence, candidate: Evidence, rule: DecideConfig, num_cand
     verdict = words.get(conclusion, "open")
     if not any(reached) and len(reached) >= ENOUGH_MISSES:
         verdict = "missed"
-    elif verdict == "same" and not all(reached):  # the time of a missed seed is only known to be longer
+    elif verdict == "same" and not all(reached):  # for a missed target, only a lower bound of the time is known
         verdict = "open"
     ours = {each.seed: each.accuracy for each in candidate.trajectories}
     pairs = [(each.accuracy, ours[each.seed]) for each in baseline.trajectories if each.seed in ours]
     quality = baseline.quality
     both = [(theirs, own) for theirs, own in pairs if theirs is not None and own is not None]
     differences = [quality.scaled(own) - quality.scaled(theirs) for theirs, own in both]
-    least, most = sorted(quality.cost(quality.change(bound)) for bound in interval(differences, alpha))  # the loss
+    # The loss of quality is from `least` to `most`.
+    least, most = sorted(quality.cost(quality.change(bound)) for bound in interval(differences, alpha))
     accuracy_verdict: AccuracyVerdict = "open"
     if least > margin or (None in ours.values() and all(theirs is not None for theirs, _ in pairs)):
-        accuracy_verdict = quality.beyond  # or only this method diverged
+        accuracy_verdict = quality.beyond  # the loss is too large, or only this method diverged
     elif most < margin:
         accuracy_verdict = "within"
     return MethodDecision(
@@ -203,14 +206,14 @@ def decide(baseline: Evidence, candidate: Evidence, rule: DecideConfig, num_cand
 
 
 def _effect(values: Sequence[float], alpha: float, error: float = 0.0) -> Effect:
-    # The mean, with its interval widened by an error on both sides, if there are enough values.
+    # Return the mean and, if there are enough values, its interval, widened by ``error`` on both sides.
     low, high = interval(values, alpha)
     bounds = (low - error, high + error) if math.isfinite(high + error) else (None, None)
     return Effect(value=statistics.fmean(values), low=bounds[0], high=bounds[1], p=None)
 
 
 def best_of(decisions: Sequence[MethodDecision]) -> MethodDecision:
-    """Return the best method: faster before others, then no worse in quality before others, then by its factor."""
+    """Return the decision about the best method: the best verdict on time, then on quality, then the largest factor."""
     times = ("faster", "open", "same", "slower", "missed")
     accuracies = {"within": 0, "open": 1, "below": 2, "above": 2}
     return min(

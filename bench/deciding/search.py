@@ -1,4 +1,4 @@
-"""The search for an answer: train seed by seed, time the steps on the link, and stop when every method is decided."""
+"""Search for the answer: train seed by seed, time the steps on the link, and stop when every method is decided."""
 
 import dataclasses
 import math
@@ -26,12 +26,12 @@ from bench.report.comparison import compare
 from bench.report.statistics import break_even
 from bench.report.verdict import implausible
 
-# Folders of runs; `bench compare` leaves out names that begin with a dot, unless they are given.
+# Folders of runs; `bench compare` leaves out folders whose names begin with a dot, unless the user names them.
 TRAJECTORIES, WHOLE_RUNS = ".trajectories", ".whole-runs"
-# The search ends if the baseline misses the target with each of this number of first seeds.
+# The search ends after this number of seeds if the baseline has missed the target with all of them.
 ENOUGH_MISSES = 3
-# All jobs that time steps share the first four seeds, because the speed of a machine drifts. No method is decided
-# before the last job, because the error of the jobs is only bounded if their number is fixed.
+# The jobs that time steps are spread over the first four seeds, because the speed of a machine drifts. No method is
+# decided before the last job, because the error bound of the step times holds only for a fixed number of jobs.
 NUM_JOBS, JOBS_PER_SEED = 8, 2
 FEWEST_SEEDS = NUM_JOBS // JOBS_PER_SEED
 LONGEST_TIMING_S = 2.0
@@ -45,12 +45,12 @@ class Search:
 
     Attributes:
         study: the study.
-        methods: its methods with their configurations, the baseline first.
+        methods: the study's methods with their configurations, the baseline first.
         folder: folder of the study.
         server: starts the ranks of runs.
         live: shows the progress.
         ends_at: time of `time.monotonic` after which no seed is added.
-        checks: True to train the baseline and the best method once on the link.
+        checks: True to train the baseline and the best method once on the link, to check the composed times.
     """
 
     study: Study
@@ -62,7 +62,7 @@ class Search:
     checks: bool
 
     def run(self, seeds: Sequence[int]) -> Answer:
-        """Return the answer; everything that was measured is kept in the folder, and used again by the next call.
+        """Search for the answer and return it; the folder keeps all measurements, and the next call uses them again.
 
         Args:
             seeds: the seeds to use, in order.
@@ -108,7 +108,7 @@ class Search:
         )
 
     def _add_seeds(self, seeds: Sequence[int]) -> str:
-        """Train seed by seed; return why the search stopped although a method is open, or an empty text."""
+        """Train seed by seed; return why the search stopped, or an empty text if every method is decided."""
         self._seeds_of = {method.name: [] for method in self.methods}
         decisions: list[MethodDecision] = []
         stopped = f"after {seeds_in_words(len(seeds))} (--max-seeds)"
@@ -132,10 +132,10 @@ class Search:
         return stopped
 
     def _check_target(self) -> None:
-        """Check that the baseline reached the target with one of its seeds.
+        """Check that the baseline reached the target with at least one of its seeds so far.
 
         Raises:
-            NothingToCompare: the baseline missed the target with all of them.
+            NothingToCompare: the baseline missed the target with all of these seeds.
         """
         baseline = self._evidence(self.methods[0])
         if not any(each.reached for each in baseline.times):
@@ -149,11 +149,11 @@ class Search:
             )
 
     def _train_and_time(self, number: int, seed: int, methods: Sequence[Method]) -> None:
-        """Train the methods with one seed, in random order; also run the jobs that are due, half way and at the end.
+        """Train the methods with one seed, in random order; half way and at the end, also run the jobs that time steps.
 
         Args:
-            number: number of the seed, counted from 1. With the first seed all jobs come at the end, because what a
-                method sends is only known once it was trained.
+            number: number of the seed, counted from 1. With the first seed, all jobs run at the end, because the bytes
+                that a method sends are only known after it was trained.
             seed: the seed.
             methods: the methods.
         """
@@ -173,9 +173,10 @@ class Search:
         self._seed_s = trained_s or self._seed_s
 
     def _train(self, seed: int, methods: Sequence[Method]) -> bool:
-        """Train the methods with one seed, in this order; return True if a run was missing.
+        """Train the methods with one seed, in this order; return True if any of the runs had not been done before.
 
-        If whole runs count, the methods are also trained on the link; only there, if their numbers depend on time.
+        If times come from whole runs, the methods are also trained on the link. If their losses depend on time, they
+        are trained only on the link.
         """
         missed = []
         if not self.study.is_time_dependent:
@@ -220,11 +221,11 @@ class Search:
         return [decide(baseline, candidate, self._rule, len(candidates)) for candidate in candidates]
 
     def _time_steps(self, methods: Sequence[Method], occasion: str) -> dict[str, LinkStepTimes]:
-        """Return the step times of the methods on their link, of one job; run it unless the folder has its times.
+        """Return the step times of the methods on their link from one job; run the job unless the folder has them.
 
         Args:
             methods: the methods.
-            occasion: what distinguishes this job from others with the same methods on the same link.
+            occasion: a text that distinguishes this job from other jobs with the same methods on the same link.
         """
         configs = {method.name: method.on_link for method in methods}
         key = short_digest([occasion, *(config.config_id for config in configs.values())])
@@ -246,7 +247,7 @@ class Search:
         return times
 
     def _check(self) -> list[LinkCheck]:
-        """Train the baseline and the best method once on the link, and compare with their composed times."""
+        """Train the baseline and the best method once on the link, and compare the measured and the composed times."""
         best = best_of(self._decisions())
         checks = []
         for method in self.methods:
@@ -263,7 +264,7 @@ class Search:
         return checks
 
     def _check_of(self, method: Method, trajectory: Trajectory) -> LinkCheck:
-        """Train once on the link and time steps right before and after, unless the check is in the folder."""
+        """Train a method once on the link, and time steps right before and after; reuse a check in the folder."""
         config = dataclasses.replace(method.on_link, seed=trajectory.seed)
         path = self.folder / "step-times" / f"check-{config.digest}.json"
         if (stored := read_json(path)) is not None:
@@ -295,10 +296,11 @@ class Search:
     def _rates(
         self, evidence: Sequence[Evidence], decisions: Sequence[MethodDecision]
     ) -> tuple[list[float], dict[str, float]]:
-        """Time the steps also at higher rates of the link, if all its directions have one rate.
+        """Also time the steps at higher rates of the link, if all of its directions have the same rate.
 
         Returns:
-            the rates in bit/s, and for each method that is faster on this link the highest rate at which it still is
+            The tried rates in bit/s, and for each method that is faster on this link, the highest rate in bit/s at
+            which the method is still faster. Both are empty if no other rate was tried.
         """
         rate = self.study.base.get("bandwidth")
         faster = {each.method for each in decisions if each.verdict == "faster"}
@@ -332,8 +334,8 @@ def busy(shares: Sequence[float | None]) -> list[str]:
     """Return a warning if other programs took part of the cores.
 
     Args:
-        shares: the column `other_cpu_share` of all evaluations; intervals between them are short, so only the mean says
-            something.
+        shares: the values of column `other_cpu_share` of all evaluations. Only their mean is used, because the
+            intervals between evaluations are short.
     """
     known = [share for share in shares if share is not None]
     share = statistics.fmean(known) if known else 0.0
@@ -341,23 +343,25 @@ def busy(shares: Sequence[float | None]) -> list[str]:
         return []
     return [
         f"other programs took {share:.0%} of the cores while methods were trained, and so probably while steps were "
-        "timed; ask again with another --out when the machine is idle"
+        "timed; decide again with another --out when the machine is idle"
     ]
 
 
 def crossing(rates: Sequence[float], factors: Sequence[float]) -> float:
-    """Return the rate at which a factor falls to 1, interpolated on logarithmic scales; infinity if it never does.
+    """Return the rate in bit/s at which a factor falls to 1, or infinity if the factor stays above 1.
+
+    The rate is interpolated between the given rates on logarithmic scales.
 
     Args:
-        rates: rates in bit/s, from low to high.
-        factors: how many times sooner a method is at each rate.
+        rates: rates of the link in bit/s, from low to high.
+        factors: for each rate, how many times sooner a method reaches the target than the baseline.
     """
     edges = break_even(list(zip(rates, factors, strict=True)))
     return edges[-1] if edges else math.inf if factors[-1] > 1.0 else rates[0]
 
 
 def _state(num_seeds: int, decisions: Sequence[MethodDecision]) -> str:
-    """Return one line with the number of seeds and what is known of every method."""
+    """Return one line with the number of seeds, and the factor and verdict of every method so far."""
     factors = ["target missed" if each.factor is None else factor_of(each) for each in decisions]
     parts = [f"{each.method} {factor} {each.verdict}" for each, factor in zip(decisions, factors, strict=True)]
     return f"{seeds_in_words(num_seeds)}: {'; '.join(parts)}"

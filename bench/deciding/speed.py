@@ -1,4 +1,4 @@
-"""Answers about speed alone, predicted from a profile of the user's own script, which holds no accuracy."""
+"""Compare predicted speeds of methods in the user's own script; its profile holds times only, and no accuracy."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -10,22 +10,24 @@ from bench.core.errors import UsageError
 from bench.launch.sweep_file import Settings
 from bench.report.statistics import break_even
 
-# Packages add what reads a profile by an entry point of this group: a function that returns `PredictedSteps` for a
-# file, the options of `bench decide` that the user gave, by name, and the options of each method, the baseline first.
+# Packages add a reader of profiles by an entry point of this group: a function that returns `PredictedSteps`. Its
+# arguments are the file, the options of `bench decide` that the user gave, by name, and the options of each method, the
+# baseline first.
 SOURCES = "step_sources"
-# Largest error of predicted step times in the check that `docs/predict.md` reports: smaller differences are no answer.
+# Largest error of predicted step times in the check that `docs/predict.md` reports. Smaller differences between methods
+# give no answer.
 ERROR = 0.10
 HIGHEST_BPS, RATES = 100e9, 40
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictedMethod:
-    """The predicted step of one method.
+    """The predicted duration of a training step with one method.
 
     Attributes:
-        compressor, collective: the method; the fastest collective if the user named none.
+        compressor, collective: the method; the collective is the fastest one if the user named none.
         step_time_s: seconds of a step on the link.
-        at_rate: returns the seconds of a step if all links had this rate in bits per second.
+        at_rate: returns the seconds of a step if all links had the given rate in bits per second.
     """
 
     compressor: str
@@ -36,14 +38,15 @@ class PredictedMethod:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictedSteps:
-    """The predicted steps of all methods on one link.
+    """The predicted durations of a training step with each method on one link.
 
     Attributes:
         title: the model and the link.
-        as_it_is_s: seconds of a step of the script as it is.
+        as_it_is_s: seconds of a step of the user's unchanged script.
         methods: the methods, the baseline first.
-        rate_bps: the rate of the link in bits per second; None if its directions or hosts differ, or it has no rate.
-        notes: sentences that limit what the predictions say.
+        rate_bps: the rate of the link in bits per second; None if the link has no rate, or if its directions or hosts
+            have different rates.
+        notes: sentences for the user about the limits of the predictions.
     """
 
     title: str
@@ -55,14 +58,14 @@ class PredictedSteps:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Speed:
-    """The predicted step of one method, compared with that of the baseline.
+    """The predicted step time of one method, compared with the step time of the baseline.
 
     Attributes:
         compressor, collective, step_time_s: as in `PredictedMethod`.
         factor: seconds of the baseline's step / `step_time_s`.
-        verdict: "faster" or "slower" if the factor is larger than the error of predictions, otherwise "open".
-        faster_up_to_bps: the highest rate of all links, in bits per second, at which the verdict is "faster"; None if
-            it never is, or if the links are not described by one rate.
+        verdict: "faster" or "slower" if the difference is larger than the error of predictions, otherwise "open".
+        faster_up_to_bps: the highest rate in bits per second, the same for all links, at which the verdict is "faster";
+            None if there is no such rate, or if the links do not all have the same rate.
     """
 
     compressor: str
@@ -74,7 +77,7 @@ class Speed:
 
 
 def read_profile(path: Path, given: dict[str, Any], methods: Sequence[Settings]) -> PredictedSteps:
-    """Return the predicted steps of methods in the script that a file profiles.
+    """Return the predicted step times of methods in the user's script, from a profile of this script.
 
     Args:
         path: the profile.
@@ -82,7 +85,8 @@ def read_profile(path: Path, given: dict[str, Any], methods: Sequence[Settings])
         methods: the options of each method, the baseline first.
 
     Raises:
-        UsageError: the file is not a profile, a method or link cannot be predicted, or no package can do so.
+        UsageError: the file is not a profile, a method or link cannot be predicted, or no installed package reads
+            profiles.
     """
     if "profile" not in registry.plugins(SOURCES):
         raise UsageError(
@@ -94,7 +98,7 @@ def read_profile(path: Path, given: dict[str, Any], methods: Sequence[Settings])
 
 
 def speeds(predicted: PredictedSteps) -> list[Speed]:
-    """Return the step of each method, compared with the first."""
+    """Return the predicted step time of each method, compared with the first method, which is the baseline."""
     baseline = predicted.methods[0]
 
     def compared(method: PredictedMethod) -> Speed:
@@ -114,10 +118,13 @@ def speeds(predicted: PredictedSteps) -> list[Speed]:
 
 
 def faster_up_to(factor: Callable[[float], float], from_bps: float) -> float | None:
-    """Return the highest rate in bits per second, up to `HIGHEST_BPS`, at which a factor exceeds 1 + `ERROR`, or None.
+    """Return the highest rate in bits per second, up to `HIGHEST_BPS`, at which a factor exceeds 1 + `ERROR`.
+
+    Return None if there is no such rate.
 
     Args:
-        factor: seconds of the baseline's step / seconds of the method's step, at a rate of all links.
+        factor: called with a rate in bits per second that all links have; returns the seconds of the baseline's step /
+            the seconds of the method's step.
         from_bps: the lowest rate to try.
     """
     lowest = min(from_bps, HIGHEST_BPS / 10)

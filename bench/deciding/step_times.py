@@ -1,7 +1,7 @@
-"""Step times: how long a training step of each method takes on a link, at each density with which the method sends.
+"""Measure how long a training step of each method takes on a link, for each amount of data that the method sends.
 
-One job on the link holds all methods and times them in interleaved blocks, so that slow and fast periods of the machine
-affect all methods equally. Times are means, because means add up to the time of a training and medians do not.
+One job on the link times all methods in interleaved blocks, so that slow and fast periods of the machine affect all
+methods equally. Times are means, because means add up to the time of a training, and medians do not.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ from bench.launch.run import measure
 
 WORKER = "bench.deciding.step_times_worker"
 MOST_LEVELS = 8
-# Densities within this factor of each other are one level.
+# Steps that send about the same number of bytes, within this factor, are one level.
 SAME_LEVEL = 1.02
-# Wanted half width of the interval of each mean, as a share of the mean.
+# Measure until the half width of each mean's interval is at most this share of the mean.
 PRECISION = 0.02
 
 
@@ -47,12 +47,12 @@ class StepTimesConfig(RanksConfig):
 def levels_of(intervals: Sequence[tuple[int, int, float]], *, is_one: bool = False) -> list[int]:
     """Group the steps of a training into at most `MOST_LEVELS` levels by the bytes that they send.
 
-    Return one step of each level, counted from 0.
+    Return the index of one step of each level; the first step of the training has index 0.
 
     Args:
         intervals: for each interval between two evaluations, (step at which it begins, number of steps, mean bytes that
             a rank sends in one of these steps).
-        is_one: all steps are one level, whatever they send.
+        is_one: put all steps in one level, however many bytes they send.
     """
     groups = [[each] for each in sorted(intervals, key=lambda each: each[2])]
 
@@ -70,7 +70,9 @@ def levels_of(intervals: Sequence[tuple[int, int, float]], *, is_one: bool = Fal
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinkStepTimes:
-    """The measured duration of one method's steps.
+    """The measured durations of one method's training steps on a link, by level.
+
+    A level is a group of steps that send about the same number of bytes.
 
     Attributes:
         nbytes: for each level, the mean bytes that a rank sent in a step.
@@ -84,9 +86,9 @@ class LinkStepTimes:
         """Return the duration of a training in seconds, without evaluations.
 
         Args:
-            steps: number of steps by the bytes that a rank sends in each of them. The duration of a step is
-                interpolated between the two nearest levels.
-            job: the job whose times are used; None for the means over all jobs, however many blocks each has.
+            steps: for each number of bytes that a rank sends in a step, how many such steps the training has. The
+                duration of a step is interpolated between the two nearest levels.
+            job: index of the job whose times are used; None for the mean over jobs, which all count equally.
         """
         import numpy as np  # takes long
 
@@ -96,7 +98,7 @@ class LinkStepTimes:
 
     @functools.cached_property
     def _by_bytes(self) -> tuple[Any, Any, Any]:
-        """Bytes of the levels, ascending; mean seconds of a step in each job, [jobs, levels], and over all jobs."""
+        """Bytes of the levels, ascending; mean seconds of a step by job, [jobs, levels], and over jobs, [levels]."""
         import numpy as np
 
         order = np.argsort(self.nbytes)
@@ -105,7 +107,7 @@ class LinkStepTimes:
 
 
 def joined(measurements: Sequence[Mapping[str, LinkStepTimes]]) -> dict[str, LinkStepTimes]:
-    """Return the step times of several measurements of the same methods on the same link together."""
+    """Combine the step times of several measurements of the same methods on the same link."""
     of_methods = {name: [each[name] for each in measurements] for name in measurements[0]}
     return {
         name: LinkStepTimes(
@@ -128,10 +130,10 @@ def measure_step_times(
 
     Args:
         configs: complete configuration of a run with each method, by the method's name; all have the same ranks.
-        levels: for each method, by the same names, a step of the training at each level.
+        levels: for each method, by the same names, the index of one training step at each level.
         server: starts the ranks.
         max_s: seconds after which no further block begins.
-        on_block: called with the number of blocks so far after each block.
+        on_block: called after each block with the number of blocks so far.
 
     Raises:
         RunFailed: a rank failed or hung, or the network could not be set up.
@@ -150,7 +152,7 @@ def measure_step_times(
     blocks: list[list[list[float]]] = []
 
     def take(report: Mapping[str, Any]) -> None:
-        if "block" in report:  # the other reports are of the progress within a block
+        if "block" in report:  # other reports tell the progress within a block
             blocks.append(report["block"])
             on_block(len(blocks))
 

@@ -31,19 +31,20 @@ from collectives.options import OptionError
 from collectives.transport.base import TransportError
 from collectives.transport.process_group import gather_json
 
-# A block times at least this many steps of a method and level, and more if they take less than BLOCK_S together; of a
-# method whose steps differ, such as one that does not exchange something in every step, whole intervals.
+# In a block, FEWEST_STEPS steps of each method and level are timed, or more, up to MOST_STEPS, if these take less than
+# BLOCK_S seconds together. If the steps of a method differ, for example because it does not exchange in every step,
+# whole intervals of steps are timed.
 FEWEST_STEPS, MOST_STEPS, BLOCK_S = 3, 30, 0.15
 FEWEST_BLOCKS = 5
 
 
 class TimedMethod:
-    """One method with a model, data and strategy of its own on this rank; every rank must call each method.
+    """One training method with its own model, data and strategy on this rank; all ranks must make the same calls.
 
     Args:
-        config: the method's complete configuration.
+        config: the complete configuration of a run with the method.
         folder: the job's folder.
-        starts: for each level of density, a step of the training at which the method sends that much.
+        starts: for each level of bytes per step, the index of a training step at which the method sends that much.
         device: the device on which this rank computes.
     """
 
@@ -51,9 +52,9 @@ class TimedMethod:
         config = dataclasses.replace(config, eval_every=0.0)  # an evaluation waits for what is sent in the background
         dataset, setup = components(config, device)
         self.strategy: BoundStrategy = spec.build("strategies", config.filled["strategy"]).bind(setup)
-        # Steps after which a step does the same again.
+        # Number of steps after which the steps repeat what they do.
         self.interval = math.lcm(self.strategy.interval * setup.compressor.traits.period, setup.optimizer.period)
-        # Counts steps and reports progress as in a run, because that takes time too; it writes no rows.
+        # The recorder counts steps and reports progress as in a run, because that takes time too; it writes no rows.
         self._recorder = Recorder(config, folder, self.strategy, time.time())
         self._trainer = Trainer(
             config=config,
@@ -94,7 +95,7 @@ def run(config: StepTimesConfig, folder: RunFolder) -> None:
             for each, starts in zip(config.methods, config.starts, strict=True)
         ]
         subjects = [(number, level) for number, starts in enumerate(config.starts) for level in range(len(starts))]
-        # Every job has an order of its own: what all jobs have in common would be missing in the spread between them.
+        # Every job has its own random order: the effect of a common order would not show in the spread between jobs.
         order = random.Random(gather_json(random.SystemRandom().getrandbits(32))[0])
         counts = {subject: min(methods[subject[0]].interval, MOST_STEPS) for subject in subjects}
         seconds: dict[tuple[int, int], list[float]] = {subject: [] for subject in subjects}
@@ -125,7 +126,7 @@ def run(config: StepTimesConfig, folder: RunFolder) -> None:
 
 
 def are_precise(of_subjects: list[list[float]]) -> bool:
-    """Return True if the 95 % interval of every mean is at most plus or minus `PRECISION` of the mean.
+    """Return True if the half width of every mean's 95 % interval is at most `PRECISION` times the mean.
 
     Args:
         of_subjects: for each method and level, the mean seconds of a step in each block.

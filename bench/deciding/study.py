@@ -1,4 +1,4 @@
-"""Studies: the methods that a `bench decide` compares, the runs that it needs, and the folder that keeps them."""
+"""Define a study: the methods that `bench decide` compares, the runs that it needs, and the folder that keeps these."""
 
 import dataclasses
 import re
@@ -23,27 +23,27 @@ from bench.launch.sweep_state import PastRun, by_digest, past_runs, run_missing
 from bench.report.quality import Metric, quality_of
 from collectives.options import Spec
 
-# Options that change the time of a run but none of its numbers.
+# Options that change the time of a run, but not its losses or parameters.
 LINK_OPTIONS = frozenset(
     option.name for option in RunConfig.options() if option.flag and option.flag.panel in (VIRTUAL_HOSTS, MACHINES)
 )
-# Strategies whose numbers depend on the time that messages take.
+# Strategies whose losses depend on the time that messages take.
 TIME_DEPENDENT = ("async_server", "elastic")
 FILE = "study.json"
 # The kinds of components that make a method.
 METHOD_KINDS = ("compressors", "strategies", "optimizers")
-# Options of `DecideConfig` that a study keeps; the others say what may be spent on it now.
+# Options of `DecideConfig` that a study keeps; the other options limit the seeds and the time of one call.
 RULE_OPTIONS = ("same", "alpha", "accuracy_margin")
-# Spaces between components; those beside "," ":" or "=" are inside one.
+# Spaces between components; spaces beside "," ":" or "=" are inside a component.
 _SPACES = re.compile(r"(?<![,:=\s])\s+(?![,:=\s])")
 
 
-RULE = "When it is decided"
+RULE = "Rule of the decision"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecideConfig(Configuration):
-    """The rule by which methods are compared, and how much may be spent on it."""
+    """The rule by which methods are compared, and the limits on the number of seeds and the time."""
 
     panels: ClassVar[tuple[str, ...]] = (RULE,)
 
@@ -54,7 +54,7 @@ class DecideConfig(Configuration):
         float,
         Ge(0.0001),
         Le(0.5),
-        Doc("probability of a wrong verdict on time, all methods together; the same again on accuracy"),
+        Doc("probability that any verdict on time is wrong, over all methods; separately, the same for accuracy"),
         Flag(RULE),
     ] = 0.05
     accuracy_margin: Annotated[
@@ -62,8 +62,8 @@ class DecideConfig(Configuration):
         Ge(0),
         Le(100),
         Doc(
-            "loss of final accuracy that is accepted, in percentage points; of a text, increase of bits per byte that "
-            "is accepted, in per cent"
+            "accepted loss of final accuracy, in percentage points; for a text, accepted increase of bits per byte, in "
+            "per cent"
         ),
         Flag(RULE),
     ] = 1.0
@@ -77,8 +77,9 @@ class Method:
 
     Attributes:
         name: short name, unique in the study.
-        trajectory: complete configuration of a run without the emulated link; its seed is replaced.
-        on_link: complete configuration of a run on the link; it ends at the target, unless its numbers depend on time.
+        trajectory: complete configuration of a run without the emulated link; each run replaces the seed.
+        on_link: complete configuration of a run on the link; the run ends at the target, unless the losses of a method
+            depend on time.
     """
 
     name: str
@@ -87,7 +88,7 @@ class Method:
 
     @property
     def exchanges_alike(self) -> bool:
-        """True if its steps differ in bytes only because not all of them exchange something."""
+        """True if the method's steps send different bytes only because it does not exchange in every step."""
         if Spec.parse(self.trajectory.strategy).name != "local":
             return False
         from compressors.base import Compressor
@@ -103,7 +104,7 @@ class Study:
     Attributes:
         base: options that all methods share, by name, including the link.
         methods: the options of each method, the baseline first.
-        rule: the `RULE_OPTIONS` that were given.
+        rule: those of the `RULE_OPTIONS` that the user gave, by name.
         first_seed: the first seed; the others follow it.
     """
 
@@ -114,12 +115,12 @@ class Study:
 
     @property
     def quality(self) -> Metric:
-        """The measure of the trained models: bits per byte if the target is one of them, otherwise accuracy."""
+        """The measure of the trained models: bits per byte if the target is in bits per byte, otherwise accuracy."""
         return quality_of([with_recipe(self.base)])
 
     @property
     def digest(self) -> str:
-        """Ten hex digits that identify the study apart from the link."""
+        """Ten hex digits that identify the study; they do not depend on the link."""
         shared = {name: value for name, value in self.base.items() if name not in LINK_OPTIONS}
         return short_digest([shared, self.methods])
 
@@ -149,7 +150,7 @@ class Study:
             for name in ("steps", "stop_at_target"):
                 if settings.get(name):
                     flag = f"--{name.replace('_', '-')}"
-                    raise UsageError(f"a decision needs whole trainings, of --epochs; leave out {flag}")
+                    raise UsageError(f"a decision needs whole trainings of --epochs; leave out {flag}")
             if settings.get("nnodes", 1) > 1 or settings.get("node_rank") or settings.get("rdzv_endpoint"):
                 raise UsageError(
                     "bench decide starts all ranks itself, so it cannot use several machines; measure step times there "
@@ -165,10 +166,10 @@ class Study:
 
     @property
     def is_time_dependent(self) -> bool:
-        """True if only whole runs on the link count.
+        """True if times must be measured in whole runs on the link, not composed of step times.
 
-        The numbers of a method depend on time, as with ranks that may leave, or its first steps are of another kind and
-        cannot be timed apart.
+        This is so if the losses of a method depend on time, for example because ranks may leave, or if its first steps
+        are of another kind and cannot be timed separately.
         """
         strategies = [Spec.parse(str((self.base | settings).get("strategy"))) for settings in self.methods]
         return any(
@@ -191,7 +192,7 @@ class Study:
         without |= {"world_size": ranks.world_size, "threads": ranks.threads, "device": ranks.device}
         trajectories = _configs(without, self.methods, server)
         on_link = trajectories if ranks.cluster is None else _configs(link, self.methods, server)
-        if not self.is_time_dependent:  # else a whole run also shows the final accuracy
+        if not self.is_time_dependent:  # otherwise only a whole run shows the final accuracy
             on_link = [dataclasses.replace(config, stop_at_target=True) for config in on_link]
         usual = on_link[0].optimizer
         names = short_names([(_what_is_sent(config, usual), config.collective) for config in on_link], self.methods)
@@ -202,7 +203,10 @@ class Study:
 
 
 def notes_of(methods: Sequence[Method]) -> list[str]:
-    """Return the notes of the methods' configurations, each once, after the names of the methods unless all have it."""
+    """Return the distinct notes of the methods' configurations.
+
+    A note that only some methods have begins with the names of these methods.
+    """
     having: dict[str, list[str]] = {}
     for method in methods:
         for note in method.trajectory.notes:
@@ -211,7 +215,10 @@ def notes_of(methods: Sequence[Method]) -> list[str]:
 
 
 def _what_is_sent(config: RunConfig, usual_optimizer: str) -> str:
-    """Return the strategy, the optimizer and the compressor, without those that are usual; at least one of them."""
+    """Return the components of a method that are not the usual ones, as text: strategy, optimizer, compressor.
+
+    If all three are the usual ones, return the compressor.
+    """
     parts = [
         *([config.strategy] if config.strategy != RunConfig.strategy else []),
         *([config.optimizer] if config.optimizer != usual_optimizer else []),
@@ -229,10 +236,13 @@ def _configs(base: Settings, methods: list[Settings], server: ForkServer) -> lis
 
 
 def short_names(components: Sequence[tuple[str, str]], methods: Sequence[Settings]) -> list[str]:
-    """Return a unique name for each method: what it sends, with options or its collective if needed, or all.
+    """Return a unique name for each method.
+
+    The names are the methods' components without options if these are unique; otherwise components with options, then
+    also the collective, then all options of each method.
 
     Args:
-        components: for each method, the components that distinguish what it sends, separated by spaces; its collective.
+        components: for each method, (its unusual components, separated by spaces; its collective).
         methods: the options of each method.
     """
     sent = [text for text, _ in components]
@@ -248,7 +258,7 @@ def short_names(components: Sequence[tuple[str, str]], methods: Sequence[Setting
 def parse_method(text: str) -> Settings:
     """Return the options that a text such as "local:steps=30 topk:ratio=0.01@allgather" names.
 
-    It names a compressor, a strategy or an optimizer, or several of these, and perhaps a collective.
+    The text names a compressor, a strategy or an optimizer, or several of these, and optionally a collective.
 
     Raises:
         UsageError: the text has another form, a component is unknown, or two components are of one kind.
@@ -276,7 +286,7 @@ def read_methods(path: Path) -> tuple[Settings, list[Settings]]:
     """Return the shared options and the methods of a TOML file, which is written like a sweep file.
 
     Raises:
-        UsageError: the file is not such a file, or it names seeds, which `bench decide` chooses itself.
+        UsageError: the file is not written like a sweep file, or it names seeds, which `bench decide` chooses itself.
     """
     sweep = read_sweep(path)
     if sweep.seeds:
@@ -304,7 +314,7 @@ def train_missing(
         on_progress: called with a run's configuration and each report of its rank 0.
 
     Returns:
-        True if a run was missing
+        True if any run was missing before this call.
 
     Raises:
         Interrupted: the user stopped a run.

@@ -1,7 +1,7 @@
-"""Trajectories: what training with a method and seed reaches after which steps, measured without the emulated link.
+"""Trajectories: the quality that a training reaches after each number of steps, measured without the emulated link.
 
-The link changes no number of a training whose ranks wait for each other, only its time. So one trajectory serves every
-link.
+If the ranks of a training wait for each other, the link changes only the time of the training, and none of its losses.
+So one trajectory of a method and seed serves every link.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ class Trajectory:
         seed: the run's seed.
         intervals: for each interval between evaluations, (step at which it begins, number of steps, mean bytes that a
             rank sends in one of these steps).
-        start_s: seconds by which the first interval took longer than later steps that send as much, because memory is
-            allocated and connections are opened.
-        num_to_target: number of intervals until the target was reached; None if it was missed.
+        start_s: extra seconds of the first interval, compared with later steps that send as much, because memory is
+            allocated and connections are opened in it.
+        num_to_target: number of intervals until the target was reached; None if the target was missed.
         accuracy: final test accuracy, from 0 to 1, or final bits per byte of a text; None if the training diverged.
         train_time_s: seconds of training up to the target, or of the whole training if the target was missed, as
             measured in this run.
@@ -44,7 +44,7 @@ class Trajectory:
 
     @property
     def steps(self) -> Counter[float]:
-        """The number of steps until the target, or until the end if it was missed, by the bytes sent in each step."""
+        """For each number of bytes sent in a step: how many such steps were made until the target or the end."""
         counted: Counter[float] = Counter()
         for _, number, nbytes in self.intervals[: self.num_to_target]:
             counted[nbytes] += number

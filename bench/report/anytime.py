@@ -1,11 +1,12 @@
 """A test that stays valid when a user looks at the results after each seed and stops as soon as they are clear.
 
-The values are log ratios, one per seed: the log of the baseline's time minus the log of the candidate's time. Both
-methods of a seed must be measured in random order. Then the values are symmetric around 0 if both take the same time.
+The values are log ratios, one per seed: the log of the baseline's time minus the log of the candidate's time. With each
+seed, the two methods must be measured in random order, so that the values are symmetric around 0 if both methods take
+the same time.
 
 The e-value is a likelihood ratio of Student's t statistic, averaged over effects that are normally distributed in
-units of the values' standard deviation. If the values are normal and there is no difference, the probability that it
-ever reaches 1/alpha is at most alpha, however many seeds are looked at. `benchmarks/stopping_rule.py` simulates skewed,
+units of the values' standard deviation. If the values are normal and there is no difference, the probability that the
+e-value ever reaches 1/alpha is at most alpha, for any number of seeds. `benchmarks/stopping_rule.py` simulates skewed,
 heavy-tailed and rounded times.
 Source: H. Wang and A. Ramdas, "Anytime-valid t-tests and confidence sequences for Gaussian means with unknown
 variance", arXiv 2310.03722 (2023).
@@ -36,8 +37,8 @@ def log_e_value(values: Sequence[float]) -> float:
 def interval(values: Sequence[float], alpha: float) -> tuple[float, float]:
     """Return the lowest and highest mean log ratio that the e-value does not reject at level ``alpha``.
 
-    The probability that the true mean ever lies outside is at most ``alpha``, even if the interval is computed after
-    each seed. The interval is infinite as long as there are too few values.
+    The probability that the true mean ever lies outside the interval is at most ``alpha``, even if the interval is
+    computed after each seed. The interval is infinite if there are too few values.
 
     Args:
         values: log ratios, one per seed.
@@ -63,11 +64,11 @@ def judge_log_ratios(values: Sequence[float], *, alpha: float, same: float, shar
         alpha: probability of a wrong conclusion.
         same: mean log ratios from ``-same`` to ``same`` make no practical difference.
         shared_error: largest error that all values have in common, for example because they are computed from the same
-            measured step times. The interval is widened by it on both sides.
+            measured step times. The interval is widened by this error on both sides.
 
     Returns:
-        "same" if the whole interval lies inside the range of equal times; "above" or "below" if the interval does not
-        contain 0 and the mean lies outside that range; otherwise "unclear".
+        "same" if the whole interval lies between ``-same`` and ``same``; "above" or "below" if the interval does not
+        contain 0 and the mean lies outside this range; otherwise "unclear".
     """
     low, high = (bound + side * shared_error for bound, side in zip(interval(values, alpha), (-1, 1), strict=True))
     if -same <= low and high <= same:

@@ -1,4 +1,4 @@
-"""Choose the row that the others are compared with."""
+"""Choose the baseline: the row with which all other rows are compared."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from bench.report.groups import RunGroup
 
 _FP32, _BF16 = ("none",), ("bf16", "torch_bf16")
 BASELINES = (*_FP32, *_BF16)  # the default baselines, the preferred one first
-BASELINES_OF_SPEED = (*_BF16, *_FP32)  # for speed bf16 comes first: it costs nothing, so fp32 would flatter the others
+BASELINES_OF_SPEED = (*_BF16, *_FP32)  # bf16 first: it costs nothing, and against fp32 the others would look too fast
 
 
 def choose_baseline(
@@ -21,14 +21,14 @@ def choose_baseline(
     Args:
         rows: the groups of runs, in order of appearance; at least one.
         wanted: the user's name for the baseline: a compressor, ``compressor+collective``, a run's name, or a value of a
-            row's label. A compressor with exactly these options takes precedence over the same compressor with others.
-            None stands for the first of ``defaults`` that a row with a successful run uses or, if there is none, for
-            the first row.
+            row's label. A row whose compressor has exactly the named options takes precedence over a row whose
+            compressor has other options. If None, the defaults are tried in order on the rows with a successful run; if
+            no such row uses any of them, the first row is chosen.
         defaults: compressors, the preferred one first.
 
     Returns:
-        The baseline, and a sentence for the user. The sentence says which row is the baseline if several rows match, or
-        if no row uses a default; otherwise it is None.
+        The baseline, and a sentence for the user that names the baseline. The sentence is None unless several rows
+        match, or no row uses one of ``defaults``.
 
     Raises:
         NoSuchBaseline: no row matches ``wanted``; the message lists the rows.

@@ -44,7 +44,7 @@ def find_column(name: str) -> Column:
 
 
 def find_metric(name: str) -> Column:
-    """Return the column with this name, after checking that higher or lower values of it are better.
+    """Return the column with this name, if it can be compared: either higher or lower values must be better.
 
     Raises:
         UsageError: no column has this name, or neither higher nor lower values are better.
@@ -59,13 +59,13 @@ def find_metric(name: str) -> Column:
 
 
 def find_numbers(names: Sequence[str]) -> list[str]:
-    """Return the names of columns that hold numbers, so that a mean of them can be shown.
+    """Return the names of the given columns, after checking that each holds numbers, so that it has a mean.
 
     Args:
-        names: names of columns; ``step`` stands for the parts of a step's time (`STEP`).
+        names: names of columns; ``step`` stands for the columns `STEP`, the parts of a training step's time.
 
     Raises:
-        UsageError: no column has one of these names, or the column holds no numbers.
+        UsageError: there is no column with one of these names, or it holds no numbers.
     """
     found: list[str] = []
     for name in names:
@@ -125,7 +125,7 @@ def format_effect(effect: Effect | None, form: Callable[[float], str], unit: str
     """Return an effect with its interval, such as ``1.31x [1.22, 1.40]``; ``-`` if the effect is None.
 
     Args:
-        effect: the effect; if it has no interval, none is written.
+        effect: the effect; without an interval, only its value is written.
         form: formats the effect's value and each bound.
         unit: text to write after the value, but not after the bounds.
     """

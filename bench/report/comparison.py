@@ -1,6 +1,6 @@
-"""Compare every configuration with one baseline, and give a verdict on the chosen metric and one on quality.
+"""Compare every configuration with one baseline: give a verdict on the chosen metric, and one on model quality.
 
-The direction is always from baseline to candidate: a factor above 1 means that the candidate is better.
+Every factor compares a candidate with the baseline: above 1, the candidate is better.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ _SPEED_UNITS = ("s", "samples/s")
 ComparisonVerdict = Literal[
     "baseline", "faster", "slower", "better", "worse", "higher", "lower", "same", "unclear", "failed"
 ]
-_Words = tuple[ComparisonVerdict, ComparisonVerdict]  # of an effect above what is the same, and of one below
+_Words = tuple[ComparisonVerdict, ComparisonVerdict]  # verdicts on an effect above, and below, the range of "same"
 BETTER, WORSE = ("faster", "better", "higher"), ("slower", "worse", "lower")
 
 
@@ -48,7 +48,8 @@ class Finding:
     Attributes:
         effect: the factor by which the candidate is better or, for the quality of the models, the change from baseline
             to candidate as `Metric` defines it; None if either side has no value.
-        p: p-value of the effect, adjusted for the number of candidates and targets; None if it cannot be tested.
+        p: p-value of the effect, adjusted for the number of candidates and targets; None if the effect cannot be
+            tested.
         verdict: the conclusion that the seeds allow.
         held_back: True if the verdict is "unclear" because seeds missed the target or diverged, so that more seeds
             would not make it clear.
@@ -66,11 +67,11 @@ class ComparedRow:
 
     Attributes:
         group: the runs of this row.
-        gain: finding in the metric of the comparison; if the metric depends on a target, for the first target.
-        accuracy: finding in the quality of the models: in test accuracy or, for a text, in bits per byte.
-        cpu: finding in CPU time per step, which other programs on the machine affect less than the wall clock. It has
-            an effect only if the metric is the speed or the duration of a step.
-        further: findings in the metric for every target after the first.
+        gain: the difference in the metric of the comparison; if the metric depends on a target, for the first target.
+        accuracy: the difference in model quality: in test accuracy or, for a text, in bits per byte.
+        cpu: the difference in CPU time per step, which other programs on the machine affect less than the wall clock.
+            Its `effect` is None unless the metric is the speed or the duration of a step.
+        further: the difference in the metric for each target after the first.
     """
 
     group: RunGroup
@@ -81,7 +82,7 @@ class ComparedRow:
 
     @property
     def only_wall_clock_is_noisy(self) -> bool:
-        """True if CPU time per step allows a verdict, but the metric, which the wall clock measures, does not."""
+        """True if CPU time per step allows a verdict, but the metric, which is measured by the wall clock, does not."""
         return self.gain.verdict == "unclear" and self.cpu.effect is not None and self.cpu.verdict != "unclear"
 
 
@@ -93,11 +94,12 @@ class Comparison:
         metric: the column that the verdict is about.
         by: the columns that runs are grouped by; empty if they are grouped by ``config_id``.
         targets: values to reach, at least one; the verdict is about the first.
-        quality: what measures the models: accuracy, or bits per byte. Rows of another quality have no finding in it.
+        quality: the measure of the baseline's models: accuracy, or bits per byte. Rows whose models have another
+            measure are not compared in quality.
         rows: the baseline first, then the candidates.
-        unfinished: runs that were stopped or are still running, if no other run of their configuration and seed
-            finished. No row contains them, unless no run finished at all.
-        repeated: runs that were chosen among several runs of one configuration and seed.
+        unfinished: stopped or running runs, if no run of the same configuration and seed finished. No row contains
+            them. Empty if no run finished at all, because the rows then contain the unfinished runs.
+        repeated: the runs in the rows that were chosen among several runs of one configuration and seed.
         ambiguity: a sentence for the user if the choice of the baseline was not clear, for example because several rows
             match ``--baseline``; otherwise None.
         rule: the rule by which rows were judged.
@@ -119,7 +121,7 @@ class Comparison:
         return [row.group for row in self.rows]
 
     def renamed(self, names: Mapping[str, str]) -> "Comparison":
-        """Return this comparison with the short names of its rows replaced by these, by ``config_id``."""
+        """Return this comparison with new short names of its rows; `names` gives one for each ``config_id``."""
         rows = [
             dataclasses.replace(row, group=dataclasses.replace(row.group, short=names[row.group.runs[0]["config_id"]]))
             for row in self.rows
@@ -167,8 +169,8 @@ def compare(
 
     Args:
         rows: rows as returned by ``store.read``; not changed.
-        baseline: the name of the baseline, as `choose_baseline` reads it. None stands for the row without compression
-            or, if there is none, for the row that sends bf16; if the metric is a speed, bf16 is preferred.
+        baseline: the name of the baseline, as `choose_baseline` reads it. None chooses the row without compression or,
+            if there is none, the row that sends bf16; if the metric is a speed, the row that sends bf16 is preferred.
         metric: the column that the verdict is about.
         by: columns to group by instead of ``config_id``.
         where: conditions that the runs must meet.
@@ -188,7 +190,7 @@ def compare(
     # A run that was stopped from outside, or is still running, says nothing about its method.
     runs = [run for run in selected if run["status"] not in ("interrupted", "running")] or selected
     seeds = {(run["config_id"], run["seed"]) for run in runs}
-    # With --by, compare the settings themselves: another version of the code may have given them another config_id.
+    # With --by, compare settings, not config_id, because another version of the code may give them another config_id.
     runs, repeated = one_per_seed(runs, (*by, *SETTINGS)) if by else one_per_seed(runs)
     groups = group_runs(runs, by)
     chosen, ambiguity = choose_baseline(
@@ -223,8 +225,9 @@ def compare(
 def in_order_of(name: str | None, candidates: Sequence[RunGroup], target: Target) -> list[RunGroup]:
     """Sort the candidates by a column.
 
-    The best come first, or the lowest if neither higher nor lower values are better. Candidates without a value come
-    last. If the column is the time or the bytes to target, the share of seeds that missed the target is compared first.
+    The best values come first; if neither higher nor lower values are better, the lowest come first. Candidates without
+    a value come last. If the column is the time or the bytes to target, candidates are first sorted by the share of
+    seeds that missed the target.
 
     Args:
         name: name of the column; None keeps the order.
@@ -260,7 +263,7 @@ def _compared(
     rule: SeedRule,
 ) -> list[ComparedRow]:
     def divergence_forbids(verdict: ComparisonVerdict, number: int) -> bool:
-        # A verdict on quality must not ignore that the side that it favours diverged more often.
+        # A verdict on quality must not favour a side that diverged more often.
         if verdict in WORSE:
             return diverges_more_often(baseline, candidates[number])
         return verdict in ("same", *BETTER) and diverges_more_often(candidates[number], baseline)
@@ -299,7 +302,7 @@ def _compared(
 
 
 def _values(baseline: RunGroup, candidate: RunGroup, column: str, rule: SeedRule) -> tuple[list[float], list[float]]:
-    # The rule "anytime" compares seeds that both have, in the order of the seeds.
+    # With the rule "anytime", only seeds that both sides have are compared, in the order of the seeds.
     if rule == "fixed":
         return baseline.values(column), candidate.values(column)
     theirs, ours = (
@@ -318,7 +321,7 @@ def diverges_more_often(candidate: RunGroup, baseline: RunGroup) -> bool:
 def _gains(
     baseline: RunGroup, candidates: Sequence[RunGroup], metric: Column, target: Target, tables: int, rule: SeedRule
 ) -> list[Finding]:
-    # The metric is not the quality. With several targets, ``tables`` is their number.
+    # For any metric but the quality. ``tables`` is the number of targets.
     words: _Words = ("faster", "slower") if metric.unit in _SPEED_UNITS else ("better", "worse")
     if metric.name not in TO_TARGET:
         effects = [
@@ -345,9 +348,9 @@ def _gains(
 
 
 def _misses_forbid(verdict: ComparisonVerdict, theirs: Sequence[Need], ours: Sequence[Need]) -> bool:
-    # A verdict must not reward a side for missing the target. A better side that reached it less often may only have
-    # had the smaller budget. And sides that look the same up to the common budget are not the same if one of them needs
-    # more than that more often.
+    # A verdict must not reward a side for missing the target. A side that looks better, but reached the target less
+    # often, may only have had a smaller budget. Sides that look the same up to the common budget are not the same if
+    # one of them exceeds this budget more often.
     if verdict == "same":
         budget = common_budget(theirs, ours)
         return num_reached(theirs, budget) * len(ours) != num_reached(ours, budget) * len(theirs)
@@ -364,16 +367,16 @@ def _findings(
     tables: int = 1,
     forbids: Callable[[ComparisonVerdict, int], bool] = lambda verdict, number: False,
 ) -> list[Finding]:
-    """Return one finding per candidate.
+    """Return how each candidate compares with the baseline, as one `Finding` per candidate.
 
     Args:
         candidates: groups of runs.
-        effects: the effect of each candidate; None if it or the baseline has no value.
-        same: lowest and highest effect that make no practical difference.
-        words: the verdict on an effect above ``same``, and on one below.
-        tables: number of targets for which the candidates are tested; p-values are adjusted for it.
-        forbids: called with a verdict and the index of a candidate; True if this candidate must not get this verdict,
-            which then is "unclear".
+        effects: the effect of each candidate; None if the candidate or the baseline has no value.
+        same: (lowest, highest) effect that makes no practical difference.
+        words: the verdicts on an effect above ``same``, and on an effect below it.
+        tables: number of targets for which the candidates are tested; p-values are adjusted for this number.
+        forbids: called with a verdict and the index of a candidate; returns True if this candidate must not get this
+            verdict. The verdict is then "unclear".
     """
     verdicts: dict[Conclusion, ComparisonVerdict] = {
         "above": words[0], "below": words[1], "same": "same", "unclear": "unclear",

@@ -1,6 +1,6 @@
 """Build the tables of a comparison: one with every column, and a short one for the terminal.
 
-Each column is declared as a pair: its heading, and the function that makes its cell from a compared row.
+Each column is declared as a pair: its heading, and a function that makes the column's cell in a compared row.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ _HEADINGS = {
     "exchange_s": "exchange\nper step",
     "exposed_s": "exposed\nper step",
 }
-# Columns shown as means after those of the verdict, except the metric itself.
+# Columns whose means are shown after the columns of the verdict; the metric itself is not repeated there.
 _MEANS = (
     targets.TIME,
     "payload_bytes_per_step",
@@ -69,11 +69,11 @@ Declared = tuple[TableColumn, Callable[[ComparedRow], TableCell]]
 
 
 def comparison_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions: Sequence[str] = ()) -> Table:
-    """Return the table with every column; it has one row per configuration, the baseline first.
+    """Return the table with every column, and one row per configuration; the baseline is the first row.
 
     Args:
         comparison: the comparison to show.
-        extra: names of further columns, of which the means are shown.
+        extra: names of further columns to show as means.
         cautions: warnings to show above the table.
     """
     metric, target, quality = comparison.metric.name, comparison.targets[0], comparison.quality
@@ -108,11 +108,11 @@ def comparison_table(comparison: Comparison, *, extra: Sequence[str] = (), cauti
 
 
 def answer_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions: Sequence[str] = ()) -> Table:
-    """Return the short table for the terminal: at most 7 columns, and the extra ones.
+    """Return the short table for the terminal: at most 7 columns, and the extra columns.
 
     Args:
         comparison: the comparison to show.
-        extra: names of further columns, of which the means are shown.
+        extra: names of further columns to show as means.
         cautions: warnings to show above the table.
     """
     metric, target, quality = comparison.metric.name, comparison.targets[0], comparison.quality
@@ -154,7 +154,7 @@ def answer_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions:
         heading = f"{quality.noun} %\n(vs {baseline})" if quality.is_share else f"{quality.noun}\n(% vs {baseline})"
         columns.append((TableColumn(heading), partial(_short_quality_cell, quality)))
     for name in dict.fromkeys(["payload_bytes_per_step", *extra]):
-        if name not in (metric, quality.column) and (name in extra or not further):  # several targets take its place
+        if name not in (metric, quality.column) and (name in extra or not further):  # further targets take its place
             columns.append(_mean(name, target, heading="sent/\nstep" if name == "payload_bytes_per_step" else ""))
     return _table(comparison, columns, settings, cautions)
 
@@ -232,13 +232,13 @@ def _words(comparison: Comparison) -> tuple[str, str]:
 
 
 def _mean(name: str, target: Target, priority: int = 1, *, heading: str = "", interval: bool = False) -> Declared:
-    # Declare a column with the mean over seeds of a column of metrics.csv, or of what seeds needed to a target.
+    # Declare a column with the mean over seeds of a column of metrics.csv, or of the time or bytes to a target.
     lines = [heading or _heading(name, target), *(["[95% CI]"] if interval else [])]
     return TableColumn("\n".join(lines), priority=priority), partial(_mean_cell, name, target, interval)
 
 
 def _mean_cell(name: str, target: Target, interval: bool, row: ComparedRow) -> TableCell:
-    # Show the mean over seeds; if it is of what they needed to a target, also how many reached it, unless all did.
+    # Show the mean over seeds. For time or bytes to a target, also show how many seeds reached it, unless all did.
     group, is_to_target, suffix = row.group, name in targets.TO_TARGET, _suffix(target)
     seeds = targets.needs(group, name, target) if is_to_target else []
     known = targets.mean_need(seeds) if is_to_target else group.estimate(name)
@@ -250,7 +250,7 @@ def _mean_cell(name: str, target: Target, interval: bool, row: ComparedRow) -> T
     if interval:
         low = None if low is None else max(low, 0.0)  # these quantities are never negative
         raw |= {f"{key}_low": low, f"{key}_high": high}
-    if name == targets.TIME:  # the bytes may be known for fewer seeds
+    if name == targets.TIME:  # only here, because the bytes to a target may be known for fewer seeds
         raw |= {f"num_reached{suffix}": reached if seeds else None, f"num_missed{suffix}": missed if seeds else None}
     elif name == "payload_bytes_per_step":
         raw["payload_bytes_source"] = "+".join(group.distinct("payload_bytes_source")) or None
@@ -307,7 +307,7 @@ def _effect_raw(name: str, effect: Effect | None) -> dict[str, Raw]:
 
 
 def _verdict_cell(comparison: Comparison, row: ComparedRow, *, with_reason: bool) -> TableCell:
-    # Show the verdict, and after an unclear one the reason if wanted.
+    # Show the verdict; if wanted, add the reason to an unclear verdict.
     reason = ""
     if with_reason and row.gain.verdict == "unclear":
         metric, target = comparison.metric.name, comparison.targets[0]

@@ -25,10 +25,10 @@ class Gate:
     Attributes:
         kind: the quantity that must not become worse. ``slower``: the metric of the comparison; ``bytes``: the payload
             bytes per step; otherwise the name of a metric of models, such as ``accuracy``.
-        limit: the largest loss allowed. For accuracy it is a difference, such as 0.005 for 0.5 percentage points; for
-            the others it is a share of the baseline's value, such as 0.05 for 5%.
+        limit: how much worse than the baseline a row may be. For accuracy, a difference, such as 0.005 for 0.5
+            percentage points; for other quantities, a share of the baseline's value, such as 0.05 for 5%.
         text: the limit as the user wrote it.
-        quality: the metric of models, if the kind is its name.
+        quality: the metric of models that `kind` names; None for ``slower`` and ``bytes``.
     """
 
     kind: str
@@ -80,11 +80,11 @@ class GateResult:
 def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
     """Check every candidate against every limit.
 
-    A loss of speed or quality crosses a limit only if it is significant.
+    A row that is worse in speed or quality crosses a limit only if the difference is significant.
 
     Raises:
-        UsageError: a limit is of kind ``slower``, but the comparison is about the metric of the models; or it limits
-            another metric than that of the compared runs.
+        UsageError: a limit is of kind ``slower``, but the comparison is about the quality of the models; or a limit is
+            for another measure of quality than that of the compared runs.
     """
     result = GateResult()
     keys = comparison.by or ("config_id",)
@@ -123,15 +123,15 @@ def _check_row(gate: Gate, comparison: Comparison, row: ComparedRow, result: Gat
         result.crossed.append(f"{title}: {lost} of {seeds} seeds diverged, which crosses {gate.text}")
         return
     finding = row.accuracy if quality else row.gain
-    if gate.kind == "bytes":  # they are counted and have no noise
+    if gate.kind == "bytes":  # bytes are counted, so they have no noise
         sides = [each.values("payload_bytes_per_step") for each in (comparison.baseline, row.group)]
         effect = improvement(*sides, higher_is_better=False, counted=True)
         finding = Finding(effect=effect, p=0.0, verdict="worse")
     if finding.effect is None:
-        result.unmeasured.append(f"{title}: {gate.text} cannot be judged: one of the two has no measured value")
+        result.unmeasured.append(f"{title}: {gate.text} cannot be judged: the row or the baseline has no value")
         return
     value = finding.effect.value
-    # The loss is the share of the baseline's value by which the candidate is worse.
+    # ``loss`` is the share of the baseline's value by which the candidate is worse.
     if quality:
         loss, change = quality.cost(value), f"{quality.noun} {format_points(value)} {quality.unit}"
     elif gate.kind == "bytes":
@@ -161,7 +161,8 @@ def check_reference(runs: Sequence[Run], reference: Sequence[Run]) -> GateResult
     If several runs have the same name and seed, the newest successful one counts.
 
     Returns:
-        Sentences about differences in ``crossed``, and about runs that only one side has in ``unmeasured``.
+        A result whose ``crossed`` holds sentences about differences, and whose ``unmeasured`` holds sentences about
+        runs that only one side has.
     """
     ours, theirs = (
         {

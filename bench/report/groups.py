@@ -34,10 +34,10 @@ DENSE = ("none", "bf16", "fp16", "torch_bf16", "torch_fp16")  # compressors that
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunGroup:
-    """The runs of one row of a comparison: of one configuration, or of one group of option ``--by``.
+    """The runs of one row of a comparison: all of one configuration or, with option ``--by``, all of one group.
 
     Attributes:
-        label: value of each column in which the comparison's rows may differ, by the column's name.
+        label: this row's value in each column in which rows of the comparison may differ, by the column's name.
         named_by: names of the columns that suffice to distinguish the rows; `title` shows only these. None stands for
             all columns of `label`.
         short: the shortest name of this row that no other row has, such as ``topk``.
@@ -105,9 +105,9 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunGroup]:
 
     Args:
         runs: one run per configuration and seed.
-        by: names of columns; runs with equal values in all of them form one group. If there are no names, runs with the
-            same ``config_id`` form one group, and its label has the compressor, the collective, the strategy if any run
-            uses another one than the default, and every setting that differs between runs.
+        by: names of columns; runs with equal values in all of them form one group. If empty, runs with the same
+            ``config_id`` form one group. Its label then has the compressor, the collective and every setting that
+            differs between runs; it also has the strategy if any run uses another strategy than the default.
     """
     groups = list(grouped(runs, lambda run: tuple(run[name] for name in by or ["config_id"])).values())
     names = by or _label_columns(runs, groups)
@@ -118,7 +118,7 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunGroup]:
 
 
 def _label_columns(runs: Sequence[Run], groups: Sequence[list[Run]]) -> list[str]:
-    # Return the columns that distinguish the groups; if settings are not enough, also the name or ``config_id``.
+    # Return the columns that distinguish the groups; if settings do not suffice, also the name or ``config_id``.
     unusual = {run["strategy"] for run in runs} - {METRICS_BY_NAME["strategy"].absent, None}
     always = COMPONENTS if unusual else _ALWAYS
     names = [*always, *(name for name in SETTINGS if name not in always and len({run[name] for run in runs}) > 1)]
@@ -133,7 +133,7 @@ def _label_columns(runs: Sequence[Run], groups: Sequence[list[Run]]) -> list[str
 def _distinguishing(
     records: Sequence[Mapping[str, Any] | Run], names: Iterable[str], always: Collection[str] = ()
 ) -> list[str]:
-    # Return the names in ``always``, and those whose values distinguish records that earlier names do not.
+    # Return the names in ``always``, and each name that distinguishes records which earlier names do not distinguish.
     needed: list[str] = []
     num_apart = 1
     for name in names:
@@ -202,7 +202,8 @@ ALSO_OPTIONS = {
 }  # fmt: skip
 
 
-# A column and the value that it must have; None: the cell is empty. A component's name alone matches any options.
+# A column and the value that a run must have in it; None means an empty cell. A component's name without options
+# matches the component with any options.
 Condition = tuple[str, Any]
 
 
@@ -210,8 +211,8 @@ def parse_conditions(text: str) -> list[Condition]:
     """Parse the text of ``--where``, such as ``dataset=digits,compressor=topk:ratio=0.01,skip=norm``.
 
     Commas separate conditions, and also the options of a component. A part between commas is an option of the component
-    before it if it names no column, or if it names both a column and an option of that component. To use such a name as
-    a column, write its condition before the component.
+    before it if its name is not a column, or if its name is both a column and an option of that component. To use such
+    a name as a column instead, write its condition before the component.
 
     Raises:
         UsageError: a part is not COLUMN=VALUE, names an unknown column, or has a value that is not of the column's
@@ -251,7 +252,8 @@ def select(runs: Sequence[Run], conditions: Sequence[Condition]) -> list[Run]:
     """Return the runs that meet every condition.
 
     Raises:
-        NothingToCompare: no run meets all conditions; the message lists the values that the runs have in the column.
+        NothingToCompare: no run meets all conditions; the message names a column whose condition no run meets, and
+            lists the values that the runs have in it.
     """
     kept = list(runs)
     for column, wanted in conditions:

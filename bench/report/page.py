@@ -33,12 +33,12 @@ class Section:
     """The part of the report about one workload.
 
     Attributes:
-        label: the settings that distinguish the workload from the report's other workloads; empty if it is the only
-            one.
+        label: the settings that distinguish this workload from the report's other workloads; empty if there are no
+            others.
         answer: the verdict in one sentence.
         evidence: for each compared row, a sentence with its measured effects.
         shared: settings that all rows have in common, as text by name.
-        tables: one comparison table per metric; the verdict is about the first one.
+        tables: one comparison table per metric; the verdict is about the first table.
         caveats: sentences about everything that weakens the verdict.
     """
 
@@ -140,7 +140,7 @@ def _values(rows: Sequence[Row], name: str) -> str:
 def _sections(results: Results) -> list[Section]:
     """Return one section per workload.
 
-    A workload in which no row matches the baseline that the user named uses its default baseline.
+    If no row of a workload matches the baseline that the user named, this workload uses its default baseline.
 
     Raises:
         NoSuchBaseline: no row of any workload matches the baseline that the user named.
@@ -160,7 +160,7 @@ def _sections(results: Results) -> list[Section]:
 
 
 def _section(label: str, rows: Sequence[Row], baseline: str | None) -> Section:
-    # Compare time to target and speed, if they were measured, or else quality.
+    # Compare time to target and speed if they were measured; otherwise compare quality.
     runs = collect_runs(rows)
     ok = [run for run in runs if run.ended_well]
     quality = quality_of(run.last_known for run in runs)
@@ -200,8 +200,8 @@ def _environments(files: Sequence[Path]) -> tuple[list[str], list[str], list[str
     """Read ``environment.json`` files.
 
     Returns:
-        The distinct versions of system, Python and packages as texts, the distinct command lines, and a sentence for
-        each file that cannot be used.
+        Three lists without repetitions: texts with the versions of system, Python and packages; command lines; and
+        a sentence for each file that cannot be used.
     """
     versions, commands, unread = [], [], []
     for file in files:

@@ -1,6 +1,6 @@
-"""Declare what measures a trained model: its test accuracy, the bits per byte of a text, or a third party's metric.
+"""Declare the measures of a trained model: its test accuracy, the bits per byte of a text, or a third party's metric.
 
-Reports, decisions and pictures ask a `Metric` for the direction, the format and the noun; the sentences are theirs.
+A `Metric` tells reports, decisions and pictures its direction, format and noun; they write their own sentences.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ _YARDSTICKS = ("gzip", "bz2", "xz")
 class Metric:
     """One measure of trained models; packages add their own by an entry point of the group ``bench.metrics``.
 
-    A change from a baseline is a difference of shares; of other values it is relative, and computed from ratios. Both
-    are shown in hundredths: in points, or in per cent of the baseline.
+    The change of a share from a baseline is a difference, shown in percentage points. The change of any other value is
+    relative: it is computed from ratios, and shown in per cent of the baseline.
 
     Attributes:
         column: the column of metrics.csv with the values, such as ``test_accuracy``; its declaration says whether
@@ -31,7 +31,7 @@ class Metric:
         noun: the name in sentences and headings.
         is_share: True if values are shares of 1, which are shown in per cent.
         largest: the largest possible value.
-        decimals: decimals of a value that is no share.
+        decimals: number of decimals of a value that is not a share.
     """
 
     column: str
@@ -47,12 +47,12 @@ class Metric:
 
     @property
     def target_column(self) -> str:
-        """The column, and the setting of a run, with the run's own target; not every metric has one."""
+        """The name of the column, and of the run's setting, for a target in this metric; not every metric has one."""
         return f"target_{self.name}"
 
     @property
     def target_flag(self) -> str:
-        """The option that gives a run a target."""
+        """The command-line option that sets a run's target in this metric."""
         return f"--{self.target_column.replace('_', '-')}"
 
     @property
@@ -67,12 +67,12 @@ class Metric:
 
     @property
     def beyond(self) -> Literal["below", "above"]:
-        """Where values lie that are worse than a limit: ``below`` or ``above``."""
+        """The side of a limit on which worse values lie: ``below`` or ``above``."""
         return "below" if self.higher_is_better else "above"
 
     @property
     def gate(self) -> str:
-        """An example of a limit for ``--fail-on``."""
+        """An example of a limit on this metric for option ``--fail-on``, such as ``accuracy:-0.5``."""
         return f"{self.name}:{'-' if self.higher_is_better else '+'}{'0.5' if self.is_share else '1%'}"
 
     def reaches(self, value: float | None, target: float) -> bool:
@@ -80,15 +80,15 @@ class Metric:
         return value is not None and self.cost(value) <= self.cost(target)
 
     def cost(self, value: float) -> float:
-        """Return a value or a change with the sign that makes lower better."""
+        """Return a value or a change as a cost, of which lower is better: negated if higher values are better."""
         return -value if self.higher_is_better else value
 
     def scaled(self, value: float) -> float:
-        """Return a value on the scale on which values are subtracted: itself, or its logarithm."""
+        """Return a value on the scale on which differences are computed: a share itself, otherwise its logarithm."""
         return value if self.is_share else math.log(value)
 
     def change(self, scaled: float) -> float:
-        """Return the change that a difference of `scaled` values stands for; infinite if the difference is."""
+        """Convert a difference of two `scaled` values to a change; an infinite difference stays infinite."""
         return scaled if self.is_share or math.isinf(scaled) else math.expm1(scaled)
 
     def effect(
@@ -124,16 +124,16 @@ BITS_PER_BYTE = Metric(column="test_bits_per_byte", noun="bits per byte", larges
 
 @functools.cache
 def metrics() -> tuple[Metric, ...]:
-    """Return all metrics: first that of texts, because a text also has an accuracy; then those of other packages."""
+    """Return all metrics: bits per byte before accuracy, because a text has both; metrics of other packages last."""
     added = [each for each in registry.load_plugins("metrics") if isinstance(each, Metric)]
     return (BITS_PER_BYTE, ACCURACY, *added)
 
 
 def quality_of(rows: Iterable[Mapping[str, Any]]) -> Metric:
-    """Return what measures the models of these rows: the metric of their target, else one of which they have values.
+    """Return the metric of the models in these rows: the metric of their target, else one with values in the rows.
 
     Args:
-        rows: rows of metrics.csv of runs on the same data set, or other values by such names; a value may be missing.
+        rows: rows of metrics.csv from runs on one data set, or other mappings with the same keys; keys may be missing.
     """
     listed = list(rows)
 
@@ -146,7 +146,7 @@ def quality_of(rows: Iterable[Mapping[str, Any]]) -> Metric:
 
 
 def yardsticks(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return what general compressors need for the rows' held-out text; empty if there is none, or more than one."""
+    """Return the bits per byte of gzip, bz2 and xz on the rows' held-out text; empty unless there is one such text."""
     listed = list(rows)
     known = {name: {row.get(f"{name}_bits_per_byte") for row in listed} - {None} for name in _YARDSTICKS}
     texts = [f"{name} {values.pop():.2f}" for name, values in known.items() if len(values) == 1]

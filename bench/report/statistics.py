@@ -4,7 +4,7 @@ Source: B. L. Welch, "The generalization of 'Student's' problem when several dif
 involved", Biometrika 34 (1947); S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian
 Journal of Statistics 6 (1979); D. J. Schuirmann on equivalence, J. Pharmacokinetics and Biopharmaceutics 15 (1987).
 
-The seed is the unit of replication: every value here is the result of one seed's whole run, never of one step.
+The seed is the unit of replication: every value here is the result of a whole run with one seed, never of one step.
 Intervals use Student's t distribution for any number of seeds, because 95 % intervals that are bootstrapped from a few
 values contain the true mean far less often than 95 % of the time.
 """
@@ -32,7 +32,7 @@ def two_sided_p(t: float, degrees: float) -> float:
     """Return the probability that a value of Student's t distribution is at least as far from zero as ``t``.
 
     Args:
-        t: the distance from zero, of either sign.
+        t: the value to compare with, positive or negative.
         degrees: degrees of freedom.
     """
     return 2.0 * float(_scipy_special().stdtr(degrees, -abs(t)))
@@ -70,11 +70,11 @@ class MeanEstimate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Effect:
-    """The factor or the difference between a candidate and a baseline, with its significance.
+    """How a candidate differs from a baseline: by a factor or a difference, with its interval and p-value.
 
     Attributes:
         value: a factor (1 if there is no effect) or a difference (0 if there is none).
-        low, high: bounds of the 95 % interval; None if the values do not allow one, for example one value per side.
+        low, high: bounds of the 95 % interval; None if there is no interval, for example with one value per side.
         p: two-sided p-value; None if either side has only one value.
     """
 
@@ -84,13 +84,13 @@ class Effect:
     p: float | None
 
     def on_scale(self, function: Callable[[float], float]) -> Self:
-        """Return the effect with a rising function applied to its value and bounds."""
+        """Return the effect with an increasing function applied to its value and bounds."""
         low, high = (None if bound is None else function(bound) for bound in (self.low, self.high))
         return dataclasses.replace(self, value=function(self.value), low=low, high=high)
 
 
 def estimate(values: Sequence[float]) -> MeanEstimate | None:
-    """Return the mean, standard deviation and t-interval of values, one per seed; None if there are no values."""
+    """Return the mean, standard deviation and t-interval of `values`, one per seed; None if there are no values."""
     n = len(values)
     if n < 2:
         return MeanEstimate(mean=values[0], sd=None, low=None, high=None, n=1) if n else None
@@ -113,13 +113,13 @@ def difference(
     Args:
         baseline: one value per seed.
         candidate: one value per seed.
-        paired: values at the same index belong to the same seed, so the interval is Student's, over the differences of
-            these pairs; otherwise it is Welch's.
-        counted: the values are counts that do not depend on the seed, so a difference without any spread has a p-value
-            of 0. For other values, a spread of zero over a few seeds is a coincidence or due to the coarse steps of
+        paired: True if values at the same index belong to the same seed; the interval is then Student's, over the
+            differences within these pairs. If False, the interval is Welch's.
+        counted: True if the values are counts that do not depend on the seed; a difference without any spread then has
+            a p-value of 0. If False, zero spread over a few seeds is a coincidence or due to the coarse steps of
             accuracy; the p-value is then the probability that random values are in this order.
-        rule: "anytime" makes interval and p-value of paired values valid even if seeds are added until the result is
-            clear; it needs more seeds.
+        rule: "anytime" keeps the interval and p-value of paired values valid even if seeds are added until the result
+            is clear, but needs more seeds than "fixed".
 
     Returns:
         None if a side has no value.
@@ -147,12 +147,12 @@ def difference(
         shares = [part / variance if variance else 1.0 for part in parts]
         degrees = 1.0 / sum(share**2 / (n - 1) for share, n in zip(shares, sizes, strict=True))
     if variance <= (_ROUNDING * value) ** 2:
-        # At random, one side is above the other in all values, or in all pairs, with this two-sided probability.
+        # Two-sided probability that, by chance, one side is above the other in all values, or in all pairs.
         p = 2.0 ** (1 - sizes[0]) if paired else 2.0 / math.comb(sum(sizes), sizes[0])
         if value == 0.0:
             return Effect(value=value, low=value, high=value, p=1.0)
         p = 0.0 if counted else p
-        bound = value if p < 1.0 - CONFIDENCE else None  # known if order alone is significant
+        bound = value if p < 1.0 - CONFIDENCE else None  # an interval only if the order alone is significant
         return Effect(value=value, low=bound, high=bound, p=p)
     half = two_sided_quantile(1.0 - CONFIDENCE, degrees) * math.sqrt(variance)
     return Effect(value=value, low=value - half, high=value + half, p=two_sided_p(value / math.sqrt(variance), degrees))
@@ -196,8 +196,8 @@ def holm(p_values: Sequence[float | None], *, tables: int = 1) -> list[float | N
     Args:
         p_values: one p-value per candidate; None if a candidate cannot be tested. Such an entry stays None and does not
             count as a test.
-        tables: number of quantities, each with a table of its own, in which the candidates are tested. The p-values are
-            multiplied by it (Bonferroni).
+        tables: number of quantities in which the same candidates are tested, each in a table of its own. The p-values
+            are also multiplied by this number (Bonferroni).
     """
     order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
@@ -213,8 +213,8 @@ def judge(effect: Effect, *, same: tuple[float, float], p: float | None) -> Conc
 
     Args:
         effect: a factor or a difference, with its interval.
-        same: lowest and highest effect that make no practical difference.
-        p: the effect's p-value, adjusted for the number of comparisons; None if it cannot be tested.
+        same: (lowest, highest) effect that makes no practical difference.
+        p: the effect's p-value, adjusted for the number of comparisons; None if the effect cannot be tested.
 
     Returns:
         "above" or "below" if the effect lies outside the range ``same`` and is significant; "same" if its whole
@@ -233,12 +233,12 @@ def judge(effect: Effect, *, same: tuple[float, float], p: float | None) -> Conc
 def seeds_needed(effect: Effect, *, half_width: float, n: int, comparisons: int = 1) -> int | None:
     """Return how many seeds per side would shrink an effect's interval to plus or minus ``half_width``.
 
-    The values are expected to keep their present spread.
+    The estimate assumes that the values keep their present spread.
 
     Args:
         effect: the effect with its present interval.
         half_width: the wanted half width of the interval, in the effect's unit.
-        n: present number of seeds, of the side with fewer seeds.
+        n: present number of seeds of the side that has fewer seeds.
         comparisons: number of comparisons to adjust for (Bonferroni, like the first step of Holm's method).
 
     Returns:
@@ -252,10 +252,10 @@ def seeds_needed(effect: Effect, *, half_width: float, n: int, comparisons: int 
 
 
 def break_even(points: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the rates at which a factor is 1, interpolated linearly between logarithms.
+    """Return the rates at which a factor is 1, by linear interpolation between points in log(rate) and log(factor).
 
     Args:
-        points: tuples (rate in bit/s, factor there), the lowest rate first.
+        points: tuples (rate in bit/s, factor at this rate), the lowest rate first.
     """
     edges = [rate for rate, factor in points if factor == 1.0]
     for (left, at_left), (right, at_right) in itertools.pairwise(points):
@@ -273,7 +273,7 @@ def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
     return mean, math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
-def _factor(logarithm: float) -> float:  # at most 1e100, so that it does not overflow
+def _factor(logarithm: float) -> float:  # at most 1e100, so that the exponential does not overflow
     return math.exp(min(logarithm, math.log(1e100)))
 
 

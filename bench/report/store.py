@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
-Row = dict[str, Any]  # the value of each column; None: not measured, or it does not apply
+Row = dict[str, Any]  # the value of each column; None: not measured, or not applicable
 
 # Columns that identify a row; every other column may be missing.
 REQUIRED = ("run_id", "config_id", "seed", "compressor", "collective", "status")
@@ -47,9 +47,9 @@ def read(
     Args:
         paths: run folders, folders of run folders, CSV files, or glob patterns of these.
         without: files to skip.
-        keep_going: warn about a path that does not exist or a file that cannot be used, and skip it; otherwise it is an
-            error.
-        warn: called with one sentence for everything that is skipped; by default it prints to stderr.
+        keep_going: if True, skip a path that does not exist or a file that cannot be used, with a warning; if False,
+            raise an error.
+        warn: called with one sentence for every path, file or line that is skipped; by default it prints to stderr.
 
     Returns:
         One dictionary per CSV row, with a value for every column of `METRICS`. For a column that the file lacks, the
@@ -113,10 +113,10 @@ def read_layers(paths: Sequence[str | Path], *, warn: Warn = warn_on_stderr) -> 
 
 
 def beside(paths: Sequence[str | Path], name: str) -> list[Path]:
-    """Return the existing files of this name in the folders from which `read` reads metrics.
+    """Return the files with this name that exist in the folders from which `read` reads metrics.
 
     Args:
-        paths: the same paths as for `read`; the files are in their order.
+        paths: the same paths as for `read`; the returned files are in the order of these paths.
         name: the name of the files, such as ``environment.json``.
     """
     folders = dict.fromkeys(file.parent for file in _files(paths, False, lambda sentence: None))
@@ -124,7 +124,8 @@ def beside(paths: Sequence[str | Path], name: str) -> list[Path]:
 
 
 def _files(paths: Sequence[str | Path], keep_going: bool, warn: Warn) -> dict[Path, bool]:
-    # Each file once, even if several paths lead to it, and True if the user named it, not a folder above it.
+    # Return each file once, even if several paths lead to it; the value is True if the user named the file itself, and
+    # False if the user named a folder above it.
     found: dict[Path, tuple[Path, bool]] = {}
     for path in paths:
         with _left_out_if(keep_going, warn):
@@ -206,7 +207,7 @@ class Run:
 
     @property
     def ending(self) -> str:
-        """A predicate that says how the run ended, such as ``was interrupted``."""
+        """A verb phrase that says how the run ended, such as ``was interrupted``."""
         return _ENDINGS.get(self["status"], str(self["status"]))
 
     @property
@@ -216,7 +217,7 @@ class Run:
 
     @property
     def diverged(self) -> bool:
-        """True if the run failed because its training diverged; it would diverge again if it was repeated."""
+        """True if the run failed because its training diverged; it would diverge again if the run was repeated."""
         return bool(self["status"] == "failed" and self["error_kind"] == DIVERGED)
 
     @property
@@ -233,8 +234,9 @@ def interval_steps(rows: Sequence[Row]) -> list[int | None]:
         rows: the rows of the run, in order of writing.
 
     Returns:
-        For each row, the steps since the row before it, or since the start for the first row. None where the number is
-        unknown, or where the run was resumed with another number of ranks, which restarts the count of steps.
+        For each row, the number of steps since the previous row; for the first row, since the start of the run. None
+        where the number is unknown, or where the run was resumed with another number of ranks, because this restarts
+        the count of steps.
     """
     ranks = [row["world_size"] for row in (*rows[:1], *rows)]
     steps = [0, *(row["step"] for row in rows)]
@@ -247,8 +249,8 @@ def interval_steps(rows: Sequence[Row]) -> list[int | None]:
 def collect_runs(rows: Sequence[Row]) -> list[Run]:
     """Group rows into runs, in order of appearance.
 
-    A run that was resumed with another number of ranks has rows of two configurations; it counts as a run of the last
-    one.
+    A run that was resumed with another number of ranks has rows of several configurations; it counts as a run of the
+    last configuration.
     """
     runs = grouped(rows, lambda row: (row["run_id"] or row["config_id"], row["seed"]))
     return [Run(rows=evaluations) for evaluations in runs.values()]
@@ -262,8 +264,8 @@ def one_per_seed(runs: Sequence[Run], keys: Sequence[str] = ("config_id",)) -> t
         keys: columns that identify a configuration; runs that differ in any of them are not repeats of each other.
 
     Returns:
-        The chosen runs in the order of ``runs``, and those of them that were chosen among several runs of one
-        configuration and seed.
+        Two lists: the chosen runs, in the order of ``runs``; and the part of them that was chosen among several runs of
+        one configuration and seed.
     """
     alike = grouped(runs, lambda run: tuple(run[key] for key in (*keys, "seed"))).values()
     newest = [sorted(same, key=lambda run: (run.ended_well, run["started_at"] or ""))[-1] for same in alike]
@@ -275,10 +277,10 @@ _DTYPES = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
 
 
 def frame(rows: Sequence[Mapping[str, Any]], types: Mapping[str, type]) -> pd.DataFrame:
-    """Return rows as a table.
+    """Return rows as a pandas table.
 
     Args:
-        rows: value by column; None is a missing value.
+        rows: for each row, the values by column name; None is a missing value.
         types: Python type of each column's values, in the order of the columns.
     """
     import pandas as pd  # takes long

@@ -20,7 +20,7 @@ from bench.core.columns import to_cell
 from bench.report.columns import NOTHING
 
 _GAP = "  "  # between columns
-_NARROWEST_NAME = 2  # narrowest column of names, if long names are printed above their rows
+_NARROWEST_NAME = 2  # least width of a column of names, whose longer names are printed above their rows
 _LATEX = str.maketrans(
     {sign: f"\\{sign}" for sign in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
@@ -38,9 +38,8 @@ class TableColumn:
     Attributes:
         heading: the heading; its line breaks appear only in the terminal.
         align: "right" for numbers, "left" for texts.
-        priority: 0 for columns that name the row; if the table is split into blocks, every block repeats them. The
-            other columns are shown in the order of their priorities, the lowest number first, if they do not all fit
-            side by side.
+        priority: 0 for columns that name the row; if the table is split into blocks, every block repeats these columns.
+            If the other columns do not all fit side by side, the ones with the lowest numbers are shown first.
     """
 
     heading: str
@@ -50,12 +49,11 @@ class TableColumn:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableCell:
-    """One cell.
+    """One cell of a table, with a text for people and raw values for programs.
 
     Attributes:
         text: the text for people; ``-`` if there is no value.
-        raw: the values for programs by name, in base units: several if the cell shows, for example, a mean with its
-            interval.
+        raw: the values for programs by name, in base units; a cell that shows a mean with its interval has several.
         style: style of the text in the terminal, as Rich writes it, such as ``bold red``.
     """
 
@@ -112,7 +110,7 @@ def table_of(
 
 
 def records(table: Table) -> list[dict[str, Raw]]:
-    """Return the raw values of each row by name, with None in place of what is not finite."""
+    """Return the raw values of each row by name; None replaces infinity and NaN."""
     return [
         {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -124,7 +122,7 @@ def records(table: Table) -> list[dict[str, Raw]]:
 
 
 def to_csv(table: Table) -> str:
-    """Return the raw values as CSV; a missing value is an empty cell."""
+    """Return the raw values of a table as CSV; a missing value is an empty cell."""
     rows = records(table)
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, fieldnames=list(dict.fromkeys(k for r in rows for k in r)), lineterminator="\n")
@@ -134,7 +132,7 @@ def to_csv(table: Table) -> str:
 
 
 def to_json(table: Table, **more: object) -> str:
-    """Return the raw values as JSON of the form ``{"title": ..., "rows": [{...}]}``.
+    """Return the raw values of a table as JSON of the form ``{"title": ..., "rows": [{...}]}``.
 
     Args:
         table: the table.
@@ -190,7 +188,7 @@ def to_latex(table: Table) -> str:
 
 
 def to_text(table: Table, width: int = 120) -> str:
-    """Return what `print_rich` prints on a terminal with ``width`` columns, as plain text without colours."""
+    """Return the table as plain text without colours, as `print_rich` lays it out on ``width`` terminal columns."""
     buffer = io.StringIO()
     print_rich(table, Console(file=buffer, width=width, color_system=None))
     return buffer.getvalue()
@@ -247,13 +245,13 @@ def _blocks(table: Table, width: int) -> Iterator[Text]:
 
 
 def _width(table: Table, index: int, most: int | None = None) -> int:
-    # Cells wider than ``most`` do not count.
+    # Return the width of a column, ignoring cells that are wider than ``most``.
     texts = [row[index].text for row in table.rows if most is None or len(row[index].text) <= most]
     return max(len(line) for text in (table.columns[index].heading, *texts) for line in text.split("\n"))
 
 
 def _block(table: Table, indices: Sequence[int], widths: Sequence[int], width: int) -> Text:
-    # These columns side by side; a name wider than its column is printed above the rest of its row.
+    # Lay out these columns side by side; a name wider than its column is printed above the rest of its row.
     columns = [(table.columns[i], widths[i]) for i in indices]
     height = max(column.heading.count("\n") for column, _ in columns)
     headings = ["\n" * (height - column.heading.count("\n")) + column.heading for column, _ in columns]

@@ -35,7 +35,7 @@ class Target:
 
     Attributes:
         value: the value, such as an accuracy from 0 to 1; None if each run has its own target.
-        quality: the metric, if there is a value.
+        quality: the metric that `value` belongs to; not used if `value` is None.
         meaning: for a target relative to the baseline, such as ``best-1``, a sentence that explains it; otherwise
             empty.
     """
@@ -50,9 +50,10 @@ class Target:
         return "target" if self.value is None else self.quality.in_words(self.value)
 
     def of(self, run: Run) -> tuple[Metric, float | None]:
-        """Return what a run has to reach: this target or, without a value, the run's own, which is None if it has none.
+        """Return the metric and the value that a run has to reach.
 
-        The value is one of the returned quality.
+        They are those of this target or, if its value is None, those of the run's own target. The returned value is
+        None if the run has no target either.
         """
         if self.value is not None:
             return self.quality, self.value
@@ -67,8 +68,8 @@ def find_target(text: str, baseline: RunGroup, quality: Metric = ACCURACY) -> Ta
     final bits per byte.
 
     Raises:
-        UsageError: the text has neither form, the value is not possible, or the text is relative to the baseline, which
-            has no final value.
+        UsageError: the text has neither form, the value is not possible, or the text is relative to a baseline without
+            a final value.
     """
     if match := _BELOW_BEST.fullmatch(text):
         best = baseline.estimate(quality.column)
@@ -115,10 +116,10 @@ class Need:
 
 
 def needs(group: RunGroup, metric: str, target: Target) -> list[Need]:
-    """Return what the runs of a group needed to reach the target, with one `Need` per run.
+    """Return the seconds or bytes that the runs of a group needed to reach the target, with one `Need` per run.
 
-    Runs are left out if they neither succeeded nor diverged, if they have no target, or if it is unknown what they
-    spent. A diverged run has an infinite budget, because it would have missed the target with any budget.
+    Runs are left out if they neither succeeded nor diverged, if they have no target, or if the amount that they spent
+    is unknown. A diverged run has an infinite budget, because it would have missed the target with any budget.
 
     Args:
         group: the runs.
@@ -130,7 +131,7 @@ def needs(group: RunGroup, metric: str, target: Target) -> list[Need]:
         (quality, value), budget = target.of(run), math.inf if run.diverged else None
         rows = [row for row in run.rows if row[quality.column] is not None] if run.diverged else run.rows
         amounts = [row["train_time_s"] for row in rows] if metric == TIME else bytes_sent(rows)
-        if value is not None and target.value is None and metric == TIME:  # as the run recorded it
+        if value is not None and target.value is None and metric == TIME:  # the run recorded this time
             found.append(Need(seed=run["seed"], amount=run[TIME], budget=budget or run["train_time_s"]))
         elif value is not None and None not in amounts:
             pairs = zip(amounts, rows, strict=True)
@@ -172,7 +173,7 @@ def mean_need(seeds: Sequence[Need]) -> MeanEstimate | None:
     largest finite amount of all seeds. If any seed missed the target, the mean is a lower bound and has no interval.
 
     Returns:
-        None if there is no seed, if all seeds diverged, or if what a seed spent is unknown.
+        None if there is no seed, if all seeds diverged, or if the amount that a seed spent is unknown.
     """
     spent = [need.budget if need.amount is None else need.amount for need in seeds]
     longest = max((amount for amount in spent if amount is not None and amount < math.inf), default=None)
@@ -198,7 +199,8 @@ def gain(baseline: Sequence[Need], candidate: Sequence[Need], rule: SeedRule = "
     Args:
         baseline: the needs of the baseline's seeds.
         candidate: the needs of the candidate's seeds.
-        rule: "anytime" compares only seeds that both sides have, in a way that allows to add seeds until it is clear.
+        rule: "anytime" compares only seeds that both sides have, and stays valid if seeds are added until the result is
+            clear.
 
     Returns:
         None if no seed of either side reached the target within the common budget, or if a seed that missed the target

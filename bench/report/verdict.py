@@ -1,7 +1,7 @@
-"""State the verdict of a comparison in sentences, and everything that weakens it.
+"""State the verdict of a comparison in sentences, with the caveats that weaken it.
 
-The verdict stands in at most three lines above the table, and in the sentences of a report. Each caveat is one sentence
-with a reason to trust the verdict less, which also says what to do.
+The verdict has at most three lines above a table, and some sentences in a report. Each caveat is one sentence: a reason
+to trust the verdict less, and what the user can do.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,14 +28,15 @@ _MACHINE = ("host", "cpu", "torch_version", "kernels", "threads", "device")
 _WORK = [name for name in (*WORKLOAD, "accumulate") if name not in _MACHINE]
 # In these columns an empty cell means "none", not "unknown".
 _NONE_COUNTS = ("epochs", "steps", "uplink_bps", "downlink_bps", "link_trace", "cluster_digest", "straggler")
-SHORT = 10  # a last evaluation interval this many times shorter than the previous one says too little
+SHORT = 10  # if the last evaluation interval is this many times shorter than the one before, its speed says too little
 
 
 def in_lines(comparison: Comparison) -> list[str]:
     """Return the verdict in at most three lines, such as ``Faster, no worse in accuracy: topk 1.31x``.
 
-    Rows with the same kind of result share a line. Better rows come first, before equal, worse and unclear rows; the
-    third line joins all kinds that are left. If the rows did not do the same work, the first line says so.
+    Rows with the same kind of result share a line. Better rows come first, before equal, worse and unclear rows. If
+    there are more than three kinds of result, the third line joins the remaining kinds. If the rows did not do the same
+    work, the first line says so.
     """
     if not comparison.candidates:
         return [f"There is only {comparison.baseline.title}, and nothing to compare it with"]
@@ -201,7 +202,7 @@ def caveats(comparison: Comparison) -> Iterator[str]:
 
 
 def _warm_up(comparison: Comparison) -> Iterator[str]:
-    # The speed-up over the whole run may differ from that of the last evaluation interval (density warm-up).
+    # The speed-up over the whole run may differ from the one in the last evaluation interval (density warm-up).
     others = []
     for row in comparison.candidates if comparison.metric.name == "samples_per_s" else ():
         speeds = map(_speeds_in_all, (comparison.baseline, row.group))
@@ -216,7 +217,7 @@ def _warm_up(comparison: Comparison) -> Iterator[str]:
 
 
 def _speeds_in_all(group: RunGroup) -> list[float]:
-    # Samples per second over the whole run, for each successful run that recorded what this needs.
+    # Samples per second over the whole run, for each successful run that recorded the necessary columns.
     speeds = []
     for run in group.ok:
         ranks = run["replicas"] or run["world_size"] or 0
@@ -227,7 +228,7 @@ def _speeds_in_all(group: RunGroup) -> list[float]:
 
 
 def _sent_at_first(comparison: Comparison) -> Iterator[str]:
-    # More bytes per step than in the last evaluation interval.
+    # Warn about rows that sent more bytes per step over the whole run than in the last evaluation interval.
     more = []
     for group in comparison.groups if comparison.metric.name != targets.BYTES else ():
         factors = []
@@ -249,7 +250,7 @@ def _sent_at_first(comparison: Comparison) -> Iterator[str]:
 
 
 def of_runs(comparison: Comparison) -> Iterator[str]:
-    """Yield the warnings about runs that hold also without a comparison, so that `bench run` prints them too."""
+    """Yield the warnings about runs that make sense even without a comparison; `bench run` prints them too."""
     groups = comparison.groups
     yield from implausible(comparison)
     if others := [group for group in groups if group.distinct("link_warnings")]:
@@ -271,13 +272,13 @@ def implausible(comparison: Comparison) -> Iterator[str]:
     """Yield warnings about ranks that drifted apart, runs that do not learn, and methods that learn suspiciously fast.
 
     A method that loses information should not need fewer samples than a dense baseline with the same tuning.
-    Source: MLPerf's reference convergence points, which bound from below the samples that a run may need.
+    Source: MLPerf's reference convergence points, which are lower bounds on the samples that a run needs.
     """
     for group in comparison.groups:
         if seeds := [str(run["seed"]) for run in group.runs if run.in_sync is False]:
             yield (
                 f"{group.short}: the ranks ended with different parameters (seeds: {', '.join(seeds)}), so this was "
-                f"not data-parallel training, which shows the {comparison.quality.noun} of one rank's model only"
+                f"not data-parallel training, and the {comparison.quality.noun} is that of one rank's model only"
             )
         if seeds := [str(run["seed"]) for run in group.ok if _has_learned_nothing(comparison, run)]:
             yield (
@@ -302,7 +303,7 @@ def implausible(comparison: Comparison) -> Iterator[str]:
 
 
 def _has_learned_nothing(comparison: Comparison, run: Run) -> bool:
-    # The training loss alone says too little: it can be that of a few noisy steps.
+    # The training loss alone says too little, because it can come from a few noisy steps.
     if any(_at_target(comparison, run)):
         return False
     losses = [[row[name] for row in run.rows if row[name] is not None] for name in ("train_loss", "test_loss")]
@@ -346,7 +347,7 @@ def _missed(comparison: Comparison) -> Iterator[str]:
 
 
 def _too_few(comparison: Comparison) -> Iterator[str]:
-    """Yield warnings about single seeds, and about unclear rows with the number of seeds that would clarify them.
+    """Yield a warning about rows with a single seed, and one with the number of seeds that each unclear row needs.
 
     With that many seeds, the comparison could show either that there is no effect or that an effect of the measured
     size is real.
@@ -366,7 +367,7 @@ def _too_few(comparison: Comparison) -> Iterator[str]:
             if comparison.is_about_quality
             else max((SAME_FACTOR[1] - 1.0) * effect.value, abs(effect.value - 1.0))
         )
-        # Metrics to a target include diverged runs.
+        # Time and bytes to a target include diverged runs.
         sides = [
             targets.needs(group, comparison.metric.name, comparison.targets[0]) if comparison.is_to_target else group.ok
             for group in (row.group, comparison.baseline)
@@ -395,7 +396,7 @@ def _other_programs(comparison: Comparison) -> Iterator[str]:
 
 
 def differing(comparison: Comparison, names: Sequence[str] = _WORK) -> dict[str, str]:
-    """Return the columns in which the compared rows differ, without those that ``--by`` groups by.
+    """Return the columns in which the compared rows differ, except the columns of option ``--by``.
 
     Args:
         comparison: the comparison.

@@ -22,7 +22,7 @@ from tests.testing.invoke import execute, invoke
         (["--method", "topk"], "a decision needs a target; add --target-accuracy"),
         (["--method", "topk@"], "'topk@' is not a method; write a compressor, strategy or optimizer"),
         (["--compressor", "topk"], "bench decide takes methods; write --method and --baseline"),
-        (["--method", "topk", "--steps", "5"], "a decision needs whole trainings, of --epochs; leave out --steps"),
+        (["--method", "topk", "--steps", "5"], "a decision needs whole trainings of --epochs; leave out --steps"),
         (["--method", "topk", "--nnodes", "2"], "it cannot use several machines"),
         (["--method", "topk", "--target-accuracy", "0.9", "--stop-at-target"], "leave out --stop-at-target"),
         (["--method", "topk", "--target-accuracy", "0.9", "--budget", "soon"], "'soon' is not a duration"),

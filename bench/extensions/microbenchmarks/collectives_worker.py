@@ -1,8 +1,8 @@
 """Time and check sums on the ranks of `bench collectives`; each rank runs this module with the job folder's path.
 
-Each rank reads the folder's `config.json`. A pair is a collective with a compressor; one after the other, pairs make a
-round of sums each. Rank 0 appends a line to `progress.jsonl` after every round of a pair, and the rows of all pairs as
-soon as a tensor size is finished.
+Each rank reads the folder's `config.json`. A pair is a collective with a compressor. The pairs take turns; in each
+turn, one pair makes a round of sums. Rank 0 appends a line to `progress.jsonl` after every round of a pair, and the
+rows of all pairs when a tensor size is finished.
 """
 
 import contextlib
@@ -61,10 +61,10 @@ class SyntheticPayloads:
     """Hold the payloads (compressed or dense tensors) that the ranks sum.
 
     Attributes:
-        own: this rank's payload; pass only copies of it to a collective, which may overwrite what it sums.
+        own: this rank's payload; pass only copies of it to a collective, because a collective may overwrite them.
         of_all: the payloads of all ranks in rank order, each packed to bytes and unpacked again.
-        overlap: share of entries that two ranks A and B both send, 2 |A and B| / (|A| + |B|), as the mean over every
-            two ranks; None if all elements are sent.
+        overlap: share of entries that two ranks both send, as the mean over pairs of ranks: 2 |A and B| / (|A| + |B|),
+            where A and B are the sets of positions that the two ranks send; None if all elements are sent.
     """
 
     own: Payload
@@ -82,7 +82,7 @@ def make_synthetic_payloads(
         compressor: the compressor as text, such as `topk:ratio=0.01`; with `none`, the payload is the tensor in its own
             type.
         count: number of elements of the tensor.
-        transport: connects the ranks; compressors whose ranks communicate before they encode use it.
+        transport: connects the ranks; used by compressors whose ranks communicate before they encode.
     """
     tensor = synthetic_tensor(config, count, transport.rank).to(transport.device)
     own = payload_of(tensor, compressor, config, transport)
@@ -94,14 +94,14 @@ def make_synthetic_payloads(
 def payload_of(tensor: torch.Tensor, compressor: str, config: CollectivesConfig, transport: Transport) -> Payload:
     """Return the payload that a compressor makes of a tensor, as if it was the gradient of a model with one layer.
 
-    If the compressor sends more during a warm-up, the payload is one that it makes later. Every rank must call this
+    If the compressor sends more during a warm-up, the payload is as after the warm-up. Every rank must call this
     function.
 
     Args:
         tensor: tensor [numel] of a floating-point type; with compressor `none`, of any type.
         compressor: the compressor as text, such as `topk:ratio=0.01`; `none` keeps the tensor's own type.
         config: options of the command.
-        transport: connects the ranks; compressors whose ranks communicate before they encode use it.
+        transport: connects the ranks; used by compressors whose ranks communicate before they encode.
     """
     component = cast(PerLayer, spec.build("compressors", compressor))
     if component.component_name == "none":
@@ -118,8 +118,8 @@ def payload_of(tensor: torch.Tensor, compressor: str, config: CollectivesConfig,
 def support_overlap(payloads: Sequence[Payload]) -> float | None:
     """Return the share of positions that two ranks both send, from 0 to 1, as the mean over pairs of ranks.
 
-    It is 2 |A and B| / (|A| + |B|), where A and B are the sets of gradient positions that the two ranks send. The
-    result is None if a payload sends every element, or if no payload sends any.
+    The share is 2 |A and B| / (|A| + |B|), where A and B are the sets of gradient positions that the two ranks send.
+    The result is None if a payload sends every element, or if no payload sends any element.
 
     Args:
         payloads: one payload per rank, all of the same layers.
@@ -132,9 +132,9 @@ def support_overlap(payloads: Sequence[Payload]) -> float | None:
 def synthetic_tensor(config: CollectivesConfig, count: int, rank: int) -> torch.Tensor:
     """Return one rank's tensor [count]: normally distributed values, or small integers whose sum does not overflow.
 
-    At a share `config.overlap` of positions, all ranks have the same magnitude with independent signs, so that a
-    compressor that keeps the largest entries keeps the same ones on all ranks. At other positions the magnitudes are
-    independent.
+    At a share `config.overlap` of the positions, all ranks have the same magnitude with independent signs. So a
+    compressor that keeps the largest entries keeps the same positions on all ranks. At the other positions, the
+    magnitudes are independent.
     """
     dtype = TORCH_DTYPES[config.dtype]
     private = torch.Generator().manual_seed(config.seed * 1_000_003 + 1 + rank)
@@ -158,7 +158,7 @@ class LinkCounter:
 
     Attributes:
         uplink_bps, downlink_bps: rates of the host's link in bits per second; None if not limited.
-        sent, received: bytes of whole frames per sum, one value per round.
+        sent, received: bytes of whole Ethernet frames per sum; one value per round.
         forwarder_use: CPU use of the process that forwards frames, if the kernel does not forward them.
     """
 
@@ -244,7 +244,7 @@ class Summing:
         compressor: the compressor that made the payloads, as text.
         size_bytes: bytes of the tensor before compression.
         offer: the payloads to sum.
-        transport: connects the ranks; the bytes that these sums send are counted separately from its other traffic.
+        transport: connects the ranks; the bytes that these sums send are counted apart from other traffic.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class Summing:
         self._link = LinkCounter.of(config, transport.rank)
 
     def measure_round(self) -> None:
-        """Make `warmup` untimed sums, then `iters` timed ones, and count the wrong elements of the last result."""
+        """Make `warmup` untimed sums, then `iters` timed sums, and count the wrong elements of the last result."""
         for _ in range(self._config.warmup):
             self._sum()
         durations = []
@@ -293,8 +293,8 @@ class Summing:
         """Return the results of all rounds so far, by the name of the column.
 
         Returns:
-            ``row``: the measured columns of `COLLECTIVES`. ``extras``: values that are only printed, which are the
-            share of entries that two ranks both send, and the bytes that the busiest rank sent per sum.
+            ``row``: the measured columns of `COLLECTIVES`. ``extras``: two values that are only printed: the share of
+            entries that two ranks both send, and the bytes that the busiest rank sent per sum.
         """
         n = self._config.world_size
         messages, nbytes = self._transport.all_reduce_scalars([self._sent.messages / n, self._sent.nbytes / n], "sum")
@@ -310,7 +310,7 @@ class Summing:
             "algbw_Bps": algbw,
             "busbw_Bps": busbw,
             "num_wrong": self._num_wrong,
-            "messages": None if self._sent.from_formula else messages,  # the backend's own sums do not tell
+            "messages": None if self._sent.from_formula else messages,  # unknown for the backend's own sums
             "bytes_sent": nbytes,
             "wire_bytes_sent": None,
             "of_limit": None,
@@ -325,7 +325,7 @@ class Summing:
         """Return the seconds of one sum on this rank, and the sum as a dense tensor [numel]."""
         payload = copy.deepcopy(self._offer.own)
         self._transport.barrier()  # no rank starts before all have copied their payload
-        before = sum(self._transport.traffic.values(), Traffic())  # of all purposes
+        before = sum(self._transport.traffic.values(), Traffic())  # the traffic of all purposes
         started = device_time(self._transport.device)
         total = self.bound.sum(payload, (0,))
         # After an all-gather, for example, the terms are only added here.
@@ -338,8 +338,8 @@ class Summing:
 def bandwidths(size_bytes: int, time_s: float, world_size: int) -> tuple[float, float]:
     """Return the algorithm bandwidth and the bus bandwidth of an all-reduce, as nccl-tests define them.
 
-    The algorithm bandwidth is the bytes of the tensor / the time of its sum. For a compressed payload this still uses
-    the size of the dense tensor, so it may exceed the link's rate.
+    The algorithm bandwidth is the bytes of the tensor / the time of its sum. A compressed payload also counts with the
+    size of the dense tensor, so the algorithm bandwidth may exceed the link's rate.
 
     The bus bandwidth is the bytes per second that each rank must have sent at least. In any all-reduce, each of n ranks
     must send at least 2(n-1)/n of the tensor: all except its own share, once to gather the terms and once to distribute
@@ -349,11 +349,11 @@ def bandwidths(size_bytes: int, time_s: float, world_size: int) -> tuple[float, 
 
     Args:
         size_bytes: bytes of the dense tensor.
-        time_s: seconds of its sum, above 0.
+        time_s: seconds of the tensor's sum, above 0.
         world_size: number of ranks, at least 1.
 
     Returns:
-        Both in bytes per second.
+        A tuple (algorithm bandwidth, bus bandwidth), both in bytes per second.
     """
     algbw = size_bytes / time_s
     return algbw, algbw * 2 * (world_size - 1) / world_size
@@ -380,10 +380,10 @@ def measure(
 
     Args:
         config: options of the command.
-        size: size of the tensor in bytes; the tensor has as many whole elements as fit into them.
+        size: size of the tensor in bytes; the tensor has as many whole elements as fit into this size.
         folder: the job's folder, to which rank 0 writes progress and rows.
         transport: connects the ranks.
-        origin: columns of every row that name the machine, the versions and the start.
+        origin: columns of every row that name the machine, the versions and the time of the start.
     """
     itemsize = BYTES_PER_ELEMENT[config.dtype]
     count = size // itemsize

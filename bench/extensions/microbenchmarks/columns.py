@@ -1,4 +1,4 @@
-"""Declare the columns of `bench collectives` and `bench compressors`: those of their CSV files and of their tables.
+"""Declare the columns of the CSV files and of the printed tables of `bench collectives` and `bench compressors`.
 
 ``python -m bench.extensions.microbenchmarks.columns`` writes the columns of the files to docs/measure-columns.md; a
 test fails if that page does not match.
@@ -157,9 +157,9 @@ COMPRESSORS: tuple[Column, ...] = (
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
     """Return rows of `bench collectives` with two more values: `speedup_to_native` and `bytes_to_allgather`.
 
-    `speedup_to_native` is the time of collective `native` with the dense tensor / the time of the row;
-    `bytes_to_allgather` is the bytes sent in the row / those of collective `allgather` with the same payload. Both
-    compare rows of the same tensor size, and are None if there is no such row to compare with.
+    `speedup_to_native` is the time of collective `native` with the dense tensor / the time of the row.
+    `bytes_to_allgather` is the bytes sent in the row / the bytes that collective `allgather` sent with the same
+    payload. Both compare rows of the same tensor size, and are None if there is no row to compare with.
     """
     by_pair = {(row["size_bytes"], row["collective"], row["payload"]): row for row in rows}
 
@@ -179,8 +179,8 @@ def collectives_table(rows: Sequence[Row], subtitle: str) -> Table:
     """Return the table that `bench collectives` prints.
 
     Args:
-        rows: at least one row, as returned by `with_ratios`, with the columns of `COLLECTIVES`, and with `overlap` and
-            `bytes_sent_max`, which are not in the file.
+        rows: at least one row, as returned by `with_ratios`, with the columns of `COLLECTIVES`, and with the values
+            `overlap` and `bytes_sent_max`, which are not in the CSV file.
         subtitle: how the rows were measured.
     """
     return table_of(
@@ -215,7 +215,7 @@ def _column(
     priority: int = 1,
     align: Literal["left", "right"] = "right",
 ) -> tuple[TableColumn, Callable[[Row], TableCell]]:
-    # Declare a column of a table: its values are those of a CSV column, or computed from the row. Wrong sums are red.
+    # Declare a column of a table. Its values come from a CSV column, or are computed from the row. Wrong sums are red.
 
     def cell(row: Row) -> TableCell:
         found = row[value] if isinstance(value, str) else value(row)
@@ -288,7 +288,7 @@ _COMPRESSORS = (
 _NOTES_ON_COMPRESSORS = (
     "error, cosine: of what arrives, compared with the gradient plus the residual of earlier steps",
     "contraction: the squared error of the worst layer or bucket, and the bound proved for any gradient (in "
-    "expectation for random methods; 1: nothing may arrive; -: there is no bound)",
+    "expectation for random methods; 1: possibly nothing arrives; -: there is no bound)",
     "GB/s: bytes of the dense gradient per second of encoding or decoding",
 )
 

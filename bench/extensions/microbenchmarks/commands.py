@@ -122,7 +122,7 @@ class MeasurementProgress(LiveLine):
         self._total, self._writer, self._part = total, writer, ""
 
     def take(self, report: Mapping[str, Any]) -> None:
-        """Handle a report of the measuring process: keep its row, or show that a timed block has ended."""
+        """Handle a report of the measuring process: keep the row in it, or show that a timed block has ended."""
         if "row" in report:
             self.rows.append({**report["row"], **report.get("extras", {})})
             if self._writer is not None:

@@ -47,7 +47,7 @@ def synthetic(layers: Sequence[Layer], count: int, seed: int) -> list[torch.Tens
     The values of each layer have their own scale between 0.001 and 1.
 
     Args:
-        layers: the layers, whose numbers of elements are used.
+        layers: the layers; only their numbers of elements are used.
         count: number of gradients.
         seed: the same seed gives the same gradients.
 
@@ -71,7 +71,7 @@ def recorded(config: CompressorsConfig, model: nn.Module, layers: Sequence[Layer
     The gradients of the first `STEPS_BEFORE` steps are not returned.
 
     Args:
-        config: options of the command, of which the data set and the seed are used.
+        config: options of the command; only the data set, its folder and the seed are used.
         model: the model, which is trained in place with SGD at its default learning rate.
         layers: the layers of the model.
         count: number of gradients.
@@ -105,19 +105,19 @@ def recorded(config: CompressorsConfig, model: nn.Module, layers: Sequence[Layer
     return list(gradients)
 
 
-WARMUP_PASSES = 2  # passes that do not count: in these, buffers are allocated and residuals get their usual size
+WARMUP_PASSES = 2  # these first passes do not count: buffers are allocated, and residuals reach their usual size
 
 
 @dataclasses.dataclass(kw_only=True)
 class Pass:
-    """Hold what was measured while a compressor encoded and decoded one gradient.
+    """Hold the measurements of one pass, in which a compressor encodes and decodes one gradient.
 
-    In the following, x is the vector to send, which is the gradient plus the residual (what earlier steps did not
-    send), and C(x) is what arrives: the decoded messages.
+    Here x is the vector to send: the gradient plus the residual (the part of earlier gradients that was not sent). C(x)
+    is the vector that arrives: the decoded messages.
 
     Attributes:
         encode_s: seconds until the last message is packed, including momentum, residual and earlier rounds of messages.
-        decode_s: seconds from then until C(x) has replaced the gradient.
+        decode_s: seconds from the end of encoding until C(x) has replaced the gradient.
         packed_bytes: bytes of all messages including their headers.
         num_entries: number of elements that the messages contain.
         given, error, product, sent: |x|^2, |x - C(x)|^2, <x, C(x)> and |C(x)|^2.
@@ -161,7 +161,7 @@ class Encoding:
 
         The results of the first `WARMUP_PASSES` calls are not kept. The gradient is not changed.
         """
-        update = gradient.clone()  # its decoded value will replace it
+        update = gradient.clone()  # the decoded gradient will replace these values
         views = self._by_layer(update)
         step = Step(index=self._num_passes, epoch=0, rank=0, world_size=1, seed=self._seed, warmup=False)
         measured = Pass()
@@ -170,7 +170,7 @@ class Encoding:
             started = packed_at = device_time(update.device)
 
             def travel(payload: Payload, key: Key) -> Payload:
-                """Return the payload as it arrives: packed into bytes, whose number is recorded, and unpacked again."""
+                """Pack the payload into bytes, record their number, and return the payload unpacked from the bytes."""
                 nonlocal packed_at
                 packed = payload.pack()
                 measured.packed_bytes += packed.numel()
@@ -214,7 +214,7 @@ class Encoding:
         }
 
     def _compare(self, measured: Pass, gradient: torch.Tensor, update: torch.Tensor) -> None:
-        # Compute the errors of a pass from the gradient, its decoded value, and the residual if there is one.
+        # Compute the errors of a pass from the gradient, the decoded gradient, and the residual if there is one.
         given, arrived = self._by_layer(gradient), self._by_layer(update)
         kept = self._reducer.state_dict()["residuals"]
         for unit in self._units:
@@ -241,7 +241,7 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-NUM_GRADIENTS = 5  # with more repeats, gradients are encoded again; the residuals differ each time
+NUM_GRADIENTS = 5  # with more repeats, the same gradients are encoded again, each time with other residuals
 
 
 def run(config: CompressorsConfig, folder: RunFolder) -> None:

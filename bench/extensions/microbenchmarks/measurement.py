@@ -23,7 +23,7 @@ from collectives.refusals import refuse
 if TYPE_CHECKING:
     from collectives.base import Collective
 
-# Components that the other ones are compared with; they come first.
+# Components with which the other components are compared; these come first.
 BASELINE_COLLECTIVE, BASELINE_COMPRESSOR = "native", "none"
 # Modules that the processes run.
 SUM = "bench.extensions.microbenchmarks.collectives_worker"
@@ -84,7 +84,7 @@ def measure_sums(config: CollectivesConfig, on_report: OnReport, server: ForkSer
     Raises:
         UsageError: this machine does not support virtual hosts, or latency and loss on their links.
         RunFailed: a rank failed or hung, or the network could not be set up; the message names the logs.
-        Interrupted: the user stopped it.
+        Interrupted: the user stopped the measurement.
     """
     measure(
         "collectives",
@@ -98,7 +98,7 @@ def measure_sums(config: CollectivesConfig, on_report: OnReport, server: ForkSer
 def _legal_pairs(
     compressors: Sequence[str], collectives: Sequence[str] | None, dtype: Dtype
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return the collectives and compressors that work together, and the reasons why other named ones do not.
+    """Return the pairs of collective and compressor that work together, and the reasons why other named pairs do not.
 
     Args:
         compressors: compressors as text, such as `topk:ratio=0.01`.
@@ -107,10 +107,10 @@ def _legal_pairs(
 
     Returns:
         Tuples (collective, compressor) as text, sorted by compressor, without the options that have their default; and
-        one sentence for each collective and compressor that do not work together, if the user named the collectives.
+        one sentence for each pair that does not work together, if the user named the collectives.
 
     Raises:
-        UsageError: a component or option does not exist, or a named component works with none of the others.
+        UsageError: a component or option does not exist, or a named component is in no pair that works.
     """
     from compressors.base import PerLayer
 
@@ -173,7 +173,7 @@ def check_encoding(options: CompressorsConfig) -> CompressorsConfig:
 
 
 def prepare_encoding(config: CompressorsConfig) -> CompressorsConfig:
-    """Return the options that `check_encoding` returned with their device; download the data set if it is needed.
+    """Return the options of `check_encoding` with the device filled in; download the data set if it is needed.
 
     Raises:
         UsageError: this machine lacks the device.
@@ -194,13 +194,13 @@ def measure_encoding(config: CompressorsConfig, on_report: OnReport, server: For
 
     Raises:
         RunFailed: the process failed or hung; the message names its log.
-        Interrupted: the user stopped it.
+        Interrupted: the user stopped the measurement.
     """
     measure(
         "compressors",
         config,
         lambda folder: server.start(folder, num_ranks=1, threads=config.threads, device=config.device),
-        # one process, which waits for no other and so is silent only if it hangs
+        # the only process waits for no other process, so it is silent only if it hangs
         WatchdogTimeouts(first_s=config.timeout_s, next_s=config.timeout_s),
         on_report,
     )

@@ -1,7 +1,7 @@
 """Serial reference: the result that a collective must return, computed in one process from all ranks' payloads.
 
-Each order of additions is implemented as the collective's module documents it. It shares no code with the rounds of the
-collectives, so that both can be compared bit for bit.
+For each collective, the terms are added in the order that the collective's module documents. This module shares no code
+with the rounds of the collectives, so that comparing both results bit for bit is an independent check.
 """
 
 import functools
@@ -21,7 +21,7 @@ from collectives.schedule.rounds import Layout, leaves
 from collectives.server import Server
 
 Terms = Sequence[Payload]  # one payload per rank
-Order = Callable[[Terms, Payload], Payload]  # (terms, a payload that determines where to cut) -> sum of the terms
+Order = Callable[[Terms, Payload], Payload]  # (terms, a payload that determines where terms are cut) -> their sum
 
 
 def serial_sum(collective: Collective, payloads: Terms) -> torch.Tensor | None:
@@ -32,8 +32,8 @@ def serial_sum(collective: Collective, payloads: Terms) -> torch.Tensor | None:
         payloads: the payloads of all ranks, in rank order, of a kind that the collective supports; not modified.
 
     Returns:
-        fp32 [numel]; None if the backend determines the order of additions or a compressor encodes the sum, in which
-        case use `error_bound`.
+        fp32 [numel]. None if the backend determines the order of additions, or if a compressor encodes the sum; use
+        `error_bound` then.
     """
     total = _total(collective, payloads, payloads[0])
     return None if total is None else total.to_dense()
@@ -66,7 +66,7 @@ def _total(collective: Collective, terms: Terms, layout: Payload) -> Payload | N
     Args:
         collective: the collective, with its options.
         terms: the payloads in rank order.
-        layout: a payload; the sizes in it determine where all payloads are cut.
+        layout: a payload whose sizes determine where all payloads are cut into chunks.
     """
     if len(terms) == 1:
         return terms[0]
@@ -84,7 +84,7 @@ def _total(collective: Collective, terms: Terms, layout: Payload) -> Payload | N
 
 
 def _ring(terms: Terms, layout: Payload) -> Payload:
-    """Return the sum of all terms x; chunk c is ((x_c + x_{c+1}) + x_{c+2}) + ... + x_{c+n-1}, ranks modulo n."""
+    """Return the sum of all terms x; in chunk c it is ((x_c + x_{c+1}) + ...) + x_{c+n-1}, with ranks modulo n."""
     n = len(terms)
     chunks = enumerate(Layout.of(layout).cuts(n))
     return Bundle(
@@ -93,10 +93,10 @@ def _ring(terms: Terms, layout: Payload) -> Payload:
 
 
 def _halving_doubling(terms: Terms, layout: Payload) -> Payload:
-    """Return the sum of all terms x, whose chunk r is that of S(r) for r = 0..p-1.
+    """Return the sum of all terms x; chunk r of the result is chunk r of S(r), for r = 0..p-1.
 
-    S(r) is x_r + x_{r+p} at first; for d = p/2, ..., 1 it becomes S(r) + S(r xor d). Here p is the largest power of two
-    up to the number of ranks.
+    S(r) starts as x_r + x_{r+p}; for d = p/2, ..., 2, 1 it becomes S(r) + S(r xor d). Here p is the largest power of
+    two up to the number of ranks.
     """
     p = 1 << (len(terms).bit_length() - 1)
     sums = [_added([*terms[r : r + 1], *terms[r + p : r + p + 1]]) for r in range(p)]
@@ -119,7 +119,7 @@ def _tree(terms: Terms, layout: Payload) -> Payload:
 def _at_one_place(terms: Terms, layout: Payload) -> Payload:
     """Return the sum of all ranks' payloads in rank order, computed in fp32 (integers: in their own dtype).
 
-    The sum of element-wise payloads is rounded once to their dtype; that of others is dense fp32.
+    The sum of element-wise payloads is rounded once to their dtype; the sum of other payloads is dense fp32.
     """
     if not layout.elementwise:
         return _decoded(terms)
@@ -135,7 +135,7 @@ def _decoded(terms: Terms, layout: Payload | None = None) -> Payload:
 
 
 def _by_owner(terms: Terms, layout: Payload) -> Payload:
-    """Return the sum of all ranks' payloads in rank order; that of element-wise ones is rounded once."""
+    """Return the sum of all ranks' payloads in rank order; the sum of element-wise payloads is rounded once."""
     if not all(leaf.elementwise for leaf in leaves(layout)):
         return _added(terms)
     return Bundle([_at_one_place(of_leaf, of_leaf[0]) for of_leaf in zip(*map(leaves, terms), strict=True)])
@@ -152,7 +152,7 @@ _ORDERS: dict[str, Order] = {
 
 
 def _by_layer(server: Server, terms: Terms) -> Payload | None:
-    """Return the sum as a server computes it, layer by layer; None if a compressor encodes it again.
+    """Return the sum as a server computes it, layer by layer; None if a compressor encodes the sum again.
 
     With `downlink=union`, sums are rounded to the value dtype of the terms.
     """
@@ -168,7 +168,7 @@ def _by_layer(server: Server, terms: Terms) -> Payload | None:
 
 
 def _by_groups(collective: Hierarchical, terms: Terms, layout: Payload) -> Payload | None:
-    """Return the sum of `hierarchical`: by collective `intra` in each group, then by `inter` over the groups' totals.
+    """Return the sum of collective `hierarchical`: by `intra` in each group, then by `inter` over the groups' totals.
 
     Return None if the backend determines the order of additions.
     """

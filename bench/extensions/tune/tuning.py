@@ -40,7 +40,7 @@ from collectives.options import Spec, value_text
 METHODS = ["none", "topk", "powersgd"]
 # Learning rates to try, relative to --lr or the optimizer's default.
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-# Outer learning rates of local steps to try: those of Streaming DiLoCo and SparseLoCo, of DiLoCo, and of averaging.
+# Outer learning rates to try with strategy local: of Streaming DiLoCo and SparseLoCo, of DiLoCo, and of averaging.
 OUTER_RATES = (0.4, 0.7, 1.0)
 # Share of the training samples that is held out.
 HELD_OUT = 0.2
@@ -110,13 +110,13 @@ def _numbers(flag: str, text: str) -> list[float]:
 
 
 def with_defaults(sweep: SweepFile, outer_rates: Sequence[float], server: ForkServer) -> SweepFile:
-    """Return the sweep with what it lacks for tuning: compressors, learning rates, number of held-out samples.
+    """Return the sweep with defaults for missing compressors, learning rates and number of held-out samples.
 
-    Print on stderr the command-line options that set the same values.
+    Print on stderr the command-line options that set the same values as these defaults.
 
     Args:
         sweep: the sweep.
-        outer_rates: outer learning rates of local steps to try; empty for the default ones.
+        outer_rates: outer learning rates of local steps to try; empty for the default rates.
         server: resolves runs with the default compressors.
 
     Raises:
@@ -126,7 +126,9 @@ def with_defaults(sweep: SweepFile, outer_rates: Sequence[float], server: ForkSe
     base, matrix, tune, said = dict(sweep.base), dict(sweep.matrix), dict(sweep.tune), []
     tunes_outer_lr = _without_outer_lr(base) is not None
     if outer_rates and not tunes_outer_lr:
-        raise UsageError("--outer-rates sets outer_lr of --strategy local; give that strategy, without outer_lr")
+        raise UsageError(
+            "--outer-rates needs --strategy local without outer_lr; give that strategy, or leave out --outer-rates"
+        )
     if "compressor" not in base | matrix:
         matrix["compressor"] = _default_compressors(base, server)
         said.append(f"--compressors {','.join(matrix['compressor'])}")
@@ -155,7 +157,7 @@ def _default_compressors(base: Settings, server: ForkServer) -> list[str]:
     reasons = {m: str(outcome) for m, outcome in zip(METHODS, outcomes, strict=True) if isinstance(outcome, UsageError)}
     all_refused = len(reasons) == len(METHODS)
     if all_refused and len(set(reasons.values())) == 1:
-        raise UsageError(reasons[METHODS[0]])  # whichever the compressor, so it is not about compressors
+        raise UsageError(reasons[METHODS[0]])  # equal for all compressors, so the reason is another option
     for method, reason in reasons.items():
         print(f"note: {method} is not tried by default: {reason}", file=sys.stderr)
     if all_refused:
@@ -178,8 +180,8 @@ def tuning_sweep(sweep: SweepFile, seed: int) -> SweepFile:
 
     Raises:
         UsageError: there is nothing to tune, no samples are held out, the seed is one of the sweep's own seeds, a tuned
-            option is set elsewhere too, configurations differ in length or number of samples, or none of them has the
-            outer learning rate that is to be tuned.
+            option is set elsewhere too, configurations differ in length or number of samples, or no configuration has
+            the outer learning rate that is to be tuned.
     """
     if not sweep.tune:
         raise UsageError(f"{sweep.where} tunes nothing; give --rates 0.01,0.02,0.05, or lists of values under [tune]")
@@ -197,21 +199,21 @@ def tuning_sweep(sweep: SweepFile, seed: int) -> SweepFile:
     tried = [each for options in configurations for each in _settings_to_try(sweep, options)]
     if OUTER_LR in sweep.tune and not any(OUTER_LR in values for values, _ in tried):
         raise UsageError(
-            f"{sweep.where} tunes outer_lr, but no configuration has strategy local without outer_lr; give that "
-            "strategy, or leave out outer_lr"
+            f"{sweep.where} tunes outer_lr, but every configuration has another strategy than local, or an outer_lr of "
+            "its own; give strategy local without outer_lr, or do not tune outer_lr"
         )
     return SweepFile(where=sweep.where, base=sweep.base, seeds=[seed], include=[settings for _, settings in tried])
 
 
 def _settings_to_try(sweep: SweepFile, options: Settings) -> list[tuple[Settings, Settings]]:
-    """Return each combination of values to try for a configuration, with the settings of its run.
+    """Return a tuple for each combination of values to try with a configuration: (values, settings of its run).
 
-    `outer_lr` becomes an option of strategy local. It is left out of both if the configuration has another strategy, or
-    an `outer_lr` of its own.
+    In the settings, `outer_lr` becomes an option of strategy local. If the configuration has another strategy, or an
+    `outer_lr` of its own, neither the values nor the settings contain the `outer_lr` to try.
 
     Args:
         sweep: the sweep to tune.
-        options: options that the configuration adds to `[base]` or changes.
+        options: options that the configuration adds to those of `[base]`, or changes.
     """
     tried: dict[str, tuple[Settings, Settings]] = {}
     for values in combinations(sweep.tune):
@@ -228,7 +230,7 @@ def _settings_to_try(sweep: SweepFile, options: Settings) -> list[tuple[Settings
 
 
 def _without_outer_lr(options: Settings) -> Spec | None:
-    """Return the strategy of a run if it is local without `outer_lr`, else None."""
+    """Return the strategy of a run if it is `local` and has no option `outer_lr`; otherwise None."""
     strategy = spec.parse(str(with_recipe(options).get("strategy") or RunConfig.strategy))
     return strategy if strategy.name == "local" and OUTER_LR not in strategy.options else None
 
@@ -241,14 +243,15 @@ class Tuned:
     """The result of tuning one configuration.
 
     Attributes:
-        settings: options that the configuration adds to `[base]` or changes.
+        settings: options that the configuration adds to those of `[base]`, or changes.
         best: the chosen values, by their names in `[tune]`.
         chosen: options with which to run the configuration, in addition to those of `[base]`.
-        accuracy: accuracy with these values on the held-out samples, 0 to 1; of a text, bits per byte.
-        rates_tried: number of settings tried, including those whose runs failed.
-        equally_good: number of settings with this accuracy, including the best.
-        at_the_end: names in `[tune]` of which every equally good setting has the smallest value tried, or the largest.
-        quality: what `accuracy` measures.
+        accuracy: accuracy with the chosen values on the held-out samples, 0 to 1; for a text, bits per byte.
+        rates_tried: number of settings tried, including settings whose runs failed.
+        equally_good: number of settings with this accuracy, including the chosen one.
+        at_the_end: names in `[tune]` whose chosen value is the smallest or the largest of those tried, and the same in
+            all equally good settings.
+        quality: the metric of `accuracy`.
     """
 
     settings: Settings
@@ -262,7 +265,7 @@ class Tuned:
 
 
 def choose(sweep: SweepFile, state: SweepState) -> list[Tuned]:
-    """Return the settings of each configuration with the best quality; among equally good ones, the first.
+    """Return the tried settings with the best quality for each configuration; the first of equally good settings.
 
     Args:
         sweep: the sweep to tune.
@@ -339,9 +342,9 @@ def _described(tuned: Tuned) -> dict[str, Any]:
 
 
 def print_tuned(methods: SweepFile, tuned: list[Tuned], *, as_json: bool) -> None:
-    """Print the best settings, the `bench run` commands that use them, and what limits the choice.
+    """Print the best settings, the `bench run` commands that use them, and warnings about the choice.
 
-    These limits are ties, and values at the end of a list.
+    The warnings are about equally good settings, and about best values at the end of a list of tried values.
 
     Args:
         methods: the sweep that was tuned.

@@ -1,8 +1,8 @@
-"""Draw the quality of models against what it costs, and how soon runs reach their target.
+"""Draw the quality of models against its cost in time or bytes, and how soon runs reach their target.
 
-The quality is test accuracy or, for a text, bits per byte. It is drawn as curves over the training, and as points at
-its end with the Pareto front. The way to the target is drawn as Kaplan-Meier curves over the seeds of a configuration,
-and as a performance profile over many workloads.
+The quality is test accuracy or, for a text, bits per byte. Curves show it during training, and points with the Pareto
+front at the end of training. How soon runs reach their target is drawn as Kaplan-Meier curves over the seeds of a
+configuration, and as a performance profile over many workloads.
 
 Source: E. L. Kaplan and P. Meier, "Nonparametric estimation from incomplete observations", Journal of the American
 Statistical Association 53 (1958); E. D. Dolan and J. J. More, "Benchmarking optimization software with performance
@@ -23,13 +23,13 @@ from bench.report.plots.results import NotDrawable, Results, last_known, shortly
 if TYPE_CHECKING:
     import pandas as pd
 
-_SHIFT = 0.008  # share of the height by which Kaplan-Meier curves are shifted, so that equal ones stay visible
+_SHIFT = 0.008  # Kaplan-Meier curves are shifted by this share of the height, so that equal curves stay visible
 
 
 def draw_curves(results: Results, cost: str, what: str, unit_of: str) -> style.Picture:
-    """Draw one curve per configuration: its mean accuracy, or bits per byte, over seeds against a cost.
+    """Draw one curve per configuration: the mean over seeds of accuracy, or of bits per byte, against a cost.
 
-    A band reaches from the lowest seed to the highest.
+    A band around the curve reaches from the lowest to the highest value of any seed.
 
     Args:
         results: the runs.
@@ -84,7 +84,7 @@ def draw_pareto(results: Results) -> style.Picture:
     Filled markers are on the Pareto front of quality, time and bytes.
 
     Raises:
-        NotDrawable: fewer than two configurations have values of all three.
+        NotDrawable: fewer than two configurations have values of quality, time and bytes.
     """
     quality = results.quality
     needs = (
@@ -143,7 +143,7 @@ def pareto_front(costs: Mapping[str, tuple[float, ...]]) -> list[str]:
 
 
 def _ends(results: Results, group: RunGroup) -> list[tuple[float, float, float]]:
-    # Mean, lowest and highest quality, time and bytes over seeds at the end of training; nothing if one is not known.
+    # For quality, time and bytes at the end of training: (mean, lowest, highest) over seeds; empty if one is unknown.
     columns = [results.quality.column, "train_time_s", "bytes_sent"]
     ends = results.evaluations(group).groupby("run_id")[columns].last().dropna()
     return [(float(each.mean()), float(each.min()), float(each.max())) for _, each in ends.items() if len(each)]
@@ -171,7 +171,7 @@ def draw_kaplan_meier(results: Results) -> style.Picture:
         waiting = survival(each)
         shift = number * _SHIFT
         missed = [step for step, hit in each if not hit]
-        watched_until = max(step for step, _ in each) if missed else last  # unknown beyond
+        watched_until = max(step for step, _ in each) if missed else last  # the share is unknown later
         steps = [0.0, *waiting.quantiles, watched_until]
         shares = [shift, *(1.0 - waiting.probabilities + shift), 1.0 - waiting.probabilities[-1] + shift]
         (curves[title],) = axes.plot(steps, shares, drawstyle="steps-post", **look | {"marker": ""})
@@ -196,12 +196,13 @@ def draw_kaplan_meier(results: Results) -> style.Picture:
 def steps_to_target(group: RunGroup, last: float) -> list[tuple[float, bool]]:
     """Return a tuple (step, reached) for each successful or diverged run that has a target.
 
-    If the run reached the target, ``step`` is the first evaluated step at which it had. Otherwise ``step`` is the last
-    step of the run, or ``last`` if the run diverged, because it would have missed the target with any number of steps.
+    If the run reached the target, ``step`` is the step of the first evaluation that met the target. Otherwise ``step``
+    is the last step of the run; if the run diverged, ``step`` is ``last``, because such a run would have missed the
+    target with any number of steps.
 
     Args:
         group: the runs.
-        last: the last step of all runs in the picture.
+        last: the highest step of any run in the picture.
     """
     seeds = []
     for run in (
@@ -230,10 +231,10 @@ def survival(seeds: Sequence[tuple[float, bool]]) -> Any:
 
 
 def draw_profile(results: Results) -> style.Picture:
-    """Draw a performance profile: for each method, the share of workloads against a factor of the best time.
+    """Draw a performance profile: the share of workloads on which each method is within a factor of the best time.
 
-    A workload counts for a method if the method's time to the target is at most the factor times the best
-    method's time. Each seed of a workload counts as a workload. A missed target never counts.
+    A method is within the factor on a workload if its time to the target is at most the factor times the time of the
+    fastest method. Each seed of a workload counts as a workload. A missed target never counts.
 
     Raises:
         NotDrawable: fewer than two methods ran with a target on the same two workloads.
@@ -276,7 +277,7 @@ def slow_downs(times: pd.DataFrame) -> pd.DataFrame:
 
 
 def _times(results: Results) -> pd.DataFrame:
-    # Seconds to target by workload and seed (rows) and method (columns), for workloads of all methods.
+    # Seconds to target, with a row per workload and seed and a column per method, for workloads that all methods ran.
     import pandas as pd
 
     columns = {}

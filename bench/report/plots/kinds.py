@@ -28,7 +28,8 @@ class PictureKind:
         shows: the subject, in one line.
         reading: sentences that explain how to read the picture.
         function: draws the picture; it raises ``NotDrawable`` if the rows lack what the picture shows.
-        reading_if_lower: replaces `reading` if models are drawn of which lower values are better; empty if it need not.
+        reading_if_lower: replaces `reading` if lower values of the drawn quality are better; empty if `reading` fits
+            both cases.
     """
 
     name: str
@@ -38,7 +39,7 @@ class PictureKind:
     reading_if_lower: str = ""
 
     def reading_for(self, results: Results) -> str:
-        """Return the sentences that explain how to read the picture of these results."""
+        """Return the sentences that explain how to read this kind of picture of the results."""
         return self.reading if results.quality.higher_is_better else self.reading_if_lower or self.reading
 
     def draw(self, results: Results) -> style.Picture:
@@ -61,8 +62,8 @@ class FileKind:
         reading: sentences that explain how to read the picture.
         made_by: the command that writes such files; error messages name it.
         keys: a file is of this kind if its JSON, or the first line of its CSV, has all of these keys.
-        function: draws the file, with the colours that the given `style.Methods` has for methods; it raises
-            ``NotDrawable`` if the file lacks what the picture shows.
+        function: draws the file, given its path and the colours of methods; it raises ``NotDrawable`` if the file lacks
+            what the picture shows.
     """
 
     name: str
@@ -115,15 +116,15 @@ KINDS: dict[str, PictureKind] = {
             name="accuracy-epochs",
             shows="test accuracy against epochs",
             reading=f"{_BAND} Where a curve lies below that of the baseline, compression costs accuracy per epoch.",
-            reading_if_lower=f"{_BAND} Where a curve lies above that of the baseline, it has a cost per epoch.",
+            reading_if_lower=f"{_BAND} Where a curve lies above the baseline, compression costs quality per epoch.",
             function=partial(accuracy.draw_curves, cost="epoch", what="epochs", unit_of="epoch"),
         ),
         PictureKind(
             name="target",
             shows="steps to the target accuracy (Kaplan-Meier)",
             reading="The share of seeds that have reached the target. A vertical mark is a seed whose training ended "
-            "without reaching it; it counts as a seed that needs longer. Curves are shifted slightly, so that none "
-            "hides another.",
+            "without reaching the target; it counts as a seed that needs longer. Curves are shifted slightly, so that "
+            "none hides another.",
             function=accuracy.draw_kaplan_meier,
         ),
         PictureKind(
@@ -138,15 +139,15 @@ KINDS: dict[str, PictureKind] = {
             name="pareto",
             shows="accuracy, time and bytes at the end (Pareto front)",
             reading="Points are means, whiskers reach from the lowest seed to the highest. Filled: no other "
-            "configuration is at least as good in all three and better in one. Hollow: some other one is.",
+            "configuration is at least as good in all three and better in one. Hollow: another configuration is.",
             function=accuracy.draw_pareto,
         ),
         PictureKind(
             name="bandwidth",
             shows="speed-up against bandwidth, with break-even points",
-            reading="Above 1 a configuration does more samples per second than the baseline on the same link. Whiskers "
-            "are 95 % intervals over seeds. A ring marks the bandwidth at which it breaks even, interpolated between "
-            "the measured links. With two seeds the whiskers may be longer than the picture.",
+            reading="Above 1, a configuration processes more samples per second than the baseline on the same link. "
+            "Whiskers are 95 % intervals over seeds. A ring marks the bandwidth at which a configuration breaks even, "
+            "interpolated between the measured links. With two seeds, the whiskers may be longer than the picture.",
             function=speed.draw_over_bandwidth,
         ),
         PictureKind(
@@ -160,8 +161,8 @@ KINDS: dict[str, PictureKind] = {
             name="profile",
             shows="performance profile over workloads (Dolan and More)",
             reading="The share of workloads on which a method reaches the target within this factor of the fastest "
-            "method's time. Each seed counts as a workload, and a missed target is within no factor. Higher and "
-            "further left is better.",
+            "method's time. Each seed counts as a workload, and a missed target never counts. Higher and further left "
+            "is better.",
             function=accuracy.draw_profile,
         ),
         PictureKind(
@@ -177,16 +178,16 @@ KINDS: dict[str, PictureKind] = {
 
 @functools.cache
 def kinds() -> dict[str, PictureKind]:
-    """Return all kinds of pictures of runs by name.
+    """Return all kinds of pictures that are drawn from the rows of runs, by name.
 
-    A built-in kind takes precedence over an added one of the same name.
+    A built-in kind takes precedence over an added kind with the same name.
     """
     return {kind.name: kind for kind in registry.load_plugins("plots") if isinstance(kind, PictureKind)} | KINDS
 
 
 @functools.cache
 def file_kinds() -> dict[str, FileKind]:
-    """Return all kinds of pictures of files by name."""
+    """Return all kinds of pictures that are drawn from a single file, by name."""
     return {kind.name: kind for kind in registry.load_plugins("plots") if isinstance(kind, FileKind)}
 
 
@@ -221,5 +222,5 @@ def _keys(file: Path) -> set[str]:
         with file.open(encoding="utf-8", newline="") as text:
             names = next(csv.reader(text), []) if file.suffix == ".csv" else json.load(text)
     except (OSError, ValueError, RecursionError, csv.Error):
-        return set()  # the reader of runs reports what is wrong with it
+        return set()  # `store.read` reports what is wrong with the file
     return {name for name in names if isinstance(name, str)} if isinstance(names, list | dict) else set()

@@ -1,4 +1,4 @@
-"""Prepare rows for pictures: group and label them as `bench compare` does."""
+"""Prepare the rows of runs for pictures: group and label them as `bench compare` does."""
 
 from __future__ import annotations
 
@@ -56,24 +56,24 @@ class Results:
 
     @property
     def measured(self) -> list[RunGroup]:
-        """The configurations whose models are measured by `quality`; pictures of it leave out the others."""
+        """The configurations whose models are measured by `quality`; pictures of quality show only these."""
         return [group for group in self.configurations if group.quality is self.quality]
 
     @property
     def left_out(self) -> list[str]:
-        """A sentence if pictures of the quality leave out configurations; otherwise nothing."""
+        """A list with a sentence if pictures of `quality` leave out configurations; otherwise an empty list."""
         if len(self.measured) == len(self.configurations):
             return []
         others = " and ".join(sorted({group.quality.noun for group in self.configurations} - {self.quality.noun}))
         return [f"pictures of {self.quality.noun} leave out the runs with {others}; give these runs alone to draw them"]
 
     def across(self, *varied: str) -> list[RunGroup]:
-        """Return groups of runs that have all settings in common except the varied columns.
+        """Return groups of runs; the runs of a group have equal settings except in the varied columns.
 
         Args:
             varied: names of the columns that a picture has on its axis, such as ``uplink_bps``.
         """
-        runs, _ = one_per_seed(self.runs, SETTINGS)  # other versions of the code gave them another config_id
+        runs, _ = one_per_seed(self.runs, SETTINGS)  # not config_id, which other versions of the code change
         kept = [name for name in SETTINGS if name not in varied]
         alike = list(grouped(runs, lambda run: tuple(run[name] for name in kept)).values())
         hidden = dict.fromkeys((*varied, "name"))
@@ -107,7 +107,7 @@ class Results:
         """Return matplotlib's arguments for the curve of each group of one picture, by the group's title.
 
         The arguments are colour, line style and marker. Groups of the same method have the same colour, and differ in
-        the other two.
+        line style and marker.
         """
         indices = [self.methods.index(*_method(group.runs[0])) for group in groups]
         numbered = enumerate(zip(groups, indices, strict=True))

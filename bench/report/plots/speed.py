@@ -1,7 +1,7 @@
-"""Draw speed and what it depends on.
+"""Draw the speed of training, and the quantities that it depends on.
 
-The pictures show the parts of a step's time, speed-up against the bandwidth of the links with break-even points, speed
-against the number of ranks, and the share of each layer that was sent.
+The pictures show the parts of a step's time, the speed-up against the bandwidth of the links with break-even points,
+the speed against the number of ranks, and the share of each layer that was sent.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _BAR = 0.38
 _NAME_WIDTH = 34  # characters beside the bars
 _LINE_IN = 0.15
-_ABOVE, _BELOW = -_BAR / 2, _BAR / 2  # the bar of a step, and that of the exchange during it
-# The bar of each part, and its shade and hatch, because a colour stands for a method in every picture.
+_ABOVE, _BELOW = -_BAR / 2, _BAR / 2  # offsets of the bar of a step, and of the bar of its exchange
+# For each part: its bar, shade and hatch. Parts do not differ in colour, because a colour stands for a method.
 _PARTS: dict[str, tuple[float, dict[str, Any]]] = {
     "forward and backward": (_ABOVE, {"alpha": 0.85, "hatch": ""}),
     "exposed exchange": (_ABOVE, {"alpha": 0.5, "hatch": "////"}),
@@ -38,7 +38,7 @@ _PARTS: dict[str, tuple[float, dict[str, Any]]] = {
 
 
 def draw_step(results: Results) -> style.Picture:
-    """Draw two bars per configuration: the parts of the time of a step and, below it, those of its exchange.
+    """Draw two bars per configuration: the upper shows the parts of a step's time, the lower those of its exchange.
 
     Raises:
         NotDrawable: no finished run has measured the parts of a step.
@@ -87,9 +87,9 @@ def draw_step(results: Results) -> style.Picture:
 
 
 def parts_of_step(group: RunGroup) -> dict[str, float]:
-    """Return the mean seconds over seeds of each part of a step, by name; empty if they were not measured.
+    """Return the mean seconds over seeds of each part of a step, by name; empty if the parts were not measured.
 
-    Encoding and exchanging are included only if the backend reports their times.
+    The times of encoding and exchanging are included only if the backend reports them.
     """
     if not group.values("forward_backward_s"):
         return {}
@@ -110,7 +110,8 @@ _MARGIN = 1.6  # the y axis ends at this factor beyond the points, because inter
 def draw_over_bandwidth(results: Results) -> style.Picture:
     """Draw the speed-up over the baseline against the bandwidth of the link, with one curve per configuration.
 
-    The legend names the bandwidths at which a configuration breaks even, and a ring marks each on the line of factor 1.
+    The legend names the bandwidths at which a configuration breaks even; rings mark these points on the line of factor
+    1.
 
     Raises:
         NotDrawable: there are fewer than two configurations or two bandwidths, or no link on which the baseline and
@@ -190,9 +191,9 @@ def _baselines(groups: Sequence[RunGroup], wanted: str | None) -> list[tuple[Run
 
 
 def _gains(baseline: RunGroup, group: RunGroup) -> list[tuple[float, Effect]]:
-    """Return tuples (bandwidth of a link in bit/s, speed-up over the baseline there), the slowest link first.
+    """Return tuples (bandwidth of a link in bit/s, speed-up over the baseline on this link), the slowest link first.
 
-    Links on which one of the two has no measured speed are left out.
+    Links on which the baseline or the group has no measured speed are left out.
     """
     ours, theirs = (
         grouped([run for run in each.ok if run["samples_per_s"]], lambda run: (run["uplink_bps"], run["downlink_bps"]))

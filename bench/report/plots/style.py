@@ -107,7 +107,7 @@ def line(index: int, curve: int = 0) -> dict[str, Any]:
 
     Args:
         index: index of the method, which decides the colour.
-        curve: index of the curve among those of the method in the picture; it varies line style and marker.
+        curve: index of the curve among the curves of this method in the picture; it varies line style and marker.
     """
     return {"linestyle": _LINES[(index + curve) % len(_LINES)], **marker(index, curve)}
 
@@ -117,24 +117,24 @@ def marker(index: int, curve: int = 0) -> dict[str, Any]:
 
     Args:
         index: index of the method, which decides the colour.
-        curve: index of the curve among those of the method in the picture; it varies the marker.
+        curve: index of the curve among the curves of this method in the picture; it varies the marker.
     """
     return {"color": PALETTE[index % len(PALETTE)], "marker": _MARKERS[(index + curve) % len(_MARKERS)]}
 
 
 @dataclasses.dataclass
 class Methods:
-    """The colours of methods, which are the same in all pictures drawn with one such object.
+    """The colours of methods; all pictures that are drawn with the same object use the same colours.
 
     Attributes:
-        known: methods in the order of their colours; each is a tuple of compressor, collective and other settings, and
-            appears once.
+        known: methods in the order of their colours, without repetitions; each is a tuple of compressor, collective and
+            other settings.
     """
 
     known: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
 
     def index(self, *method: str) -> int:
-        """Return the index of the first known method that begins with these settings; if there is none, add them.
+        """Return the index of the first known method that begins with these settings; add the method if none does.
 
         Args:
             method: the compressor, optionally followed by the collective and other settings.
@@ -147,7 +147,7 @@ class Methods:
 
 
 def tooltips(artist: Any, *texts: str) -> None:
-    """Add tooltips to an artist of matplotlib, which browsers show in SVG files.
+    """Add tooltips to a matplotlib artist; browsers show them in SVG files.
 
     Args:
         artist: a curve, bar, mesh or other artist.
@@ -158,7 +158,7 @@ def tooltips(artist: Any, *texts: str) -> None:
 
 
 def quality_axis(axes: Axes, quality: Metric) -> None:
-    """Label the y axis as the quality, and end that of accuracy at 100 %; call this after everything is drawn."""
+    """Label the y axis with the quality; an axis of accuracy ends at 100 %. Call this after everything is drawn."""
     if quality.is_share:
         low = float(axes.dataLim.intervaly[0])
         margin = 0.05 * (1.0 - low) or 0.01
@@ -169,7 +169,7 @@ def quality_axis(axes: Axes, quality: Metric) -> None:
 def whiskers(intervals: Sequence[tuple[float, float | None, float | None]]) -> list[list[float]]:
     """Return the lengths of the lower and of the upper error bars, as matplotlib's ``errorbar`` takes them.
 
-    A length is at least 0, although rounding may place the mean of equal values slightly outside of their range.
+    Negative lengths become 0: rounding may place the mean of equal values slightly outside of their range.
 
     Args:
         intervals: one tuple (value, low, high) per point; a bound of None has an error bar of length 0.
@@ -296,7 +296,7 @@ def _svg(picture: Picture, **options: Any) -> str:
 
 
 def _with_titles(group: str, texts: Sequence[str]) -> str:
-    # One title for all of a group of SVG elements, or one for each of its points.
+    # Add one title to a whole group of SVG elements, or one title to each point of the group.
     titles = [f"<title>{html.escape(text)}</title>" for text in texts]
     tag = "use" if "<use " in group else "path"  # markers of a curve, or cells of a mesh
     points = re.compile(rf"<{tag} ([^>]*)/>")

@@ -139,8 +139,8 @@ def test_compressors_that_do_not_work_are_refused(arguments: tuple[str, ...], se
     ("arguments", "sentence"),
     [
         (("--outer-rates", "1,b", "--strategy", "local"), "--outer-rates 1,b is not a list of numbers; write 0.01"),
-        (("--outer-rates", "1"), "--outer-rates sets outer_lr of --strategy local; give that strategy, without"),
-        (("--outer-rates", "1", "--strategy", "local:outer_lr=1"), "give that strategy, without outer_lr"),
+        (("--outer-rates", "1"), "--outer-rates needs --strategy local without outer_lr; give that strategy"),
+        (("--outer-rates", "1", "--strategy", "local:outer_lr=1"), "give that strategy, or leave out --outer-rates"),
         (("x.toml", "--outer-rates", "1"), "with rates to try as lr and outer_lr under [tune], or leave out the file"),
         (("--rates", "a"), "--rates a is not a list of numbers; write 0.01,0.02,0.05"),
         (("--compressor", "topk", "--compressors", "none"), "--compressor and --compressors contradict each other"),

@@ -152,7 +152,7 @@ def test_arguments_of_run() -> None:
         ({"base": {"holdout_size": 9, "lr": 0.1}}, "lr cannot differ between configurations"),
         (
             {"tune": {"outer_lr": [0.4]}},
-            "tunes outer_lr, but no configuration has strategy local without outer_lr; give",
+            "tunes outer_lr, but every configuration has another strategy than local",
         ),
     ],
 )
