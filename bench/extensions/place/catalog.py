@@ -1,6 +1,6 @@
-"""The catalogue: figures of kinds of links and devices, from TOML files in `catalog/` and in a user's folder.
+"""The catalogue: rates and other figures of each kind of link and device, from TOML files.
 
-The figures of shared memory are measured on this machine.
+The files are in `catalog/` and in the user's folder. The figures of shared memory are measured on this machine.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ class LinkKind:
 
     Attributes:
         bytes_per_s: bytes per second in each direction.
-        latency_s: seconds that every transfer takes, whatever its length.
+        latency_s: seconds that every transfer takes in addition, whatever its length.
         figures: "nominal" if the figures come from data sheets, or "measured".
         source: text that says where the figures come from.
     """

@@ -1,4 +1,4 @@
-"""Placements of a network's operations on devices, what a training step costs with each, and how `bench place` says it.
+"""Place a network's operations on devices in several ways, compute what a training step costs, and print the costs.
 
 Three kinds of placements are compared: by type, with activations on the device of their input, and all on one device.
 """
@@ -49,7 +49,8 @@ class LinkUse:
     """One link's part of a step.
 
     Attributes:
-        node, to: names of its two ends; below a switch, `to` is nearer to the host.
+        node, to: names of the link's two ends; in the tree of devices and switches below a host, `to` is nearer to the
+            host.
         kind: as in the device file.
         nbytes_to_host: bytes from `node` to `to`.
         nbytes_from_host: bytes from `to` to `node`.
@@ -70,7 +71,7 @@ class Cost:
 
     Attributes:
         makespan_s: seconds of the step.
-        critical_path_s: seconds of the longest chain of tasks, as if no task waited for a device or link.
+        critical_path_s: seconds of the longest chain of dependent tasks, as if no task waited for a device or link.
         serial_s: seconds of all tasks, one after the other.
         compute_s: seconds of all operations, one after the other.
         transfer_s: seconds of all transfers, one after the other.

@@ -10,9 +10,9 @@ These tasks are listed in the order in which they run.
 
 A task never overtakes a task that uses the same device or link and comes earlier in the list, as real devices work
 through their part of a program in order. So every end time is computed from the tasks' lengths by sums and maxima
-alone. Therefore a longer task never makes the whole step shorter, and the step's time lies between the longest chain of
-tasks and their sum. Schedulers that choose tasks dynamically do not guarantee this: Graham, "Bounds on multiprocessing
-timing anomalies", 1969.
+alone. Therefore a longer task never makes the whole step shorter, and the step's time lies between that of the longest
+chain of tasks and the sum of all tasks' times. Schedulers that choose tasks dynamically do not guarantee this: Graham,
+"Bounds on multiprocessing timing anomalies", 1969.
 """
 
 import dataclasses
@@ -164,8 +164,8 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(part)
 
 
-# Bytes that an optimizer with one moment reads and writes per byte of parameters: it reads parameter, gradient and
-# moment, and writes parameter and moment.
+# Bytes that an optimizer with one moment reads and writes per byte of parameters: the optimizer reads parameter,
+# gradient and moment, and writes parameter and moment.
 UPDATE_TRAFFIC = 5
 
 
@@ -327,7 +327,7 @@ class _Step:
                         self._transfer(f"{name} to {there}", here, there, operation.value_nbytes, (name,), "values")
 
     def run_backward(self) -> None:
-        """Run operations in reverse order; each operation that read a result sends back a gradient of it."""
+        """Run operations in reverse order; every operation that read a result sends back the result's gradient."""
         trained = [operation for operation in reversed(self._operations) if operation.trains]
         for operation, (pool, device_of) in itertools.product(trained, enumerate(self._device_of)):
             here, name = device_of[operation.name], f"{pool} backward {operation.name}"
@@ -335,7 +335,7 @@ class _Step:
             after = []
             for reader in readers:
                 after.append(f"{pool} backward {reader.name}")
-                if (there := device_of[reader.name]) != here:  # gradients are added here: one device sets the order
+                if (there := device_of[reader.name]) != here:  # gradients are added here, in one device's order
                     after.append(f"{name} from {reader.name}")
                     self._transfer(after[-1], there, here, operation.value_nbytes, after[-2:-1], "values")
             if not readers:  # the last operation: its gradient comes from the loss
@@ -379,7 +379,7 @@ class _Step:
                 )
 
     def _replicas(self) -> list[tuple[tuple[str, ...], list[int]]]:
-        """Return tuples (devices that hold the same parameters, one of each copy; bytes of each parameter)."""
+        """Return tuples: (devices with the same parameters, one per copy of the network; bytes of each parameter)."""
         held: dict[tuple[str, ...], dict[str, int]] = {}
         for operation in self._operations:
             if operation.parameters:

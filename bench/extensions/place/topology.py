@@ -51,7 +51,7 @@ ROLES: tuple[Role, ...] = typing.get_args(Role)
 HOST = "host"
 MAX_DEVICES = 64
 
-# Field of a bridge -> key of its table.
+# Field of a bridge (a `Link` between hosts or switches) -> key in the bridge's table [[link]].
 _BRIDGE_KEYS = {"node": "from", "to": "to", "kind": "link"}
 _DEVICE_KEYS = ("role", "count", "kind", "torch_device", "link", "host", "to")
 
@@ -207,7 +207,9 @@ class Topology:
         return (f"the {HOST} (rank 0)", *of_devices)
 
     def route(self, source: str, to: str) -> list[Link]:
-        """Return the fewest links that lead from one node to another, in order; the file's order decides ties.
+        """Return the links of the shortest route from one node to another, in order.
+
+        If several routes have equally few links, the file's order decides.
 
         Raises:
             UsageError: no links connect the nodes.
@@ -310,7 +312,7 @@ def _hosts(path: Path, content: Mapping[str, Any]) -> tuple[Host, ...]:
 def _tables(
     path: Path, content: Mapping[str, Any], name: str, keys: Collection[str]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the place, for error messages, and the content of each table [[name]] in a file; refuse unknown keys."""
+    """Yield, for each table [[name]] in a file, its place for error messages, and its content; refuse unknown keys."""
     for number, table in enumerate(tables(content, name, where=str(path)), start=1):
         where = f"{path}, {name} {number}"
         refuse_unknown(table, keys, where=where)
