@@ -75,8 +75,8 @@ class ServerReply:
 
     Attributes:
         version: version of the parameters: the number of updates applied to them.
-        num_steps: number of optimizer steps so far: the worker's own clocks if staleness is bounded, otherwise the
-            pushes of all workers divided by the number of workers.
+        num_steps: number of optimizer steps so far: the number of clocks of this worker if staleness is bounded,
+            otherwise the number of pushes of all workers divided by the number of workers.
         staleness: number of updates that the parameters got between the version from which the worker computed its last
             push and the version to which the push was applied; None if the worker did not push, or if its push was
             discarded.
@@ -116,7 +116,7 @@ class ParameterServer:
     Args:
         parameters: the parameters with their update rule.
         world_size: number of workers.
-        timeout_s: longest wait of one worker for the others, in seconds.
+        timeout_s: longest wait of a worker for other workers, in seconds.
         staleness: largest number of updates that may be missing when a clock starts; 0 is synchronous training. None:
             no limit, and pushes are applied on arrival.
     """
@@ -142,7 +142,7 @@ class ParameterServer:
         return self._sessions[rank]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the version of the parameters, and the number of clocks (steps) that each worker has ended.
+        """Return the version of the parameters, and for each worker the number of clocks (steps) that it has ended.
 
         No push may be waiting to be applied, so all workers must call `synchronize` first.
         """
@@ -229,7 +229,7 @@ class Session:
         self._payloads: dict[int, Payload] = {}  # pushed in the current clock
 
     def push(self, layer_id: int, payload: Payload) -> None:
-        """Push the encoded gradient of one layer in the current step; its tensors must not change afterwards."""
+        """Push the encoded gradient of one layer in the current step; `payload` must not change afterwards."""
         self._payloads[layer_id] = payload
 
     def end_clock(self, clock_end: ClockEnd) -> ServerReply:

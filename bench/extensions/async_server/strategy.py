@@ -4,8 +4,8 @@ One rank is also the server: it holds the parameters and the optimizer. With `mo
 `staleness` steps ahead of another; staleness 0 gives the result of synchronous training, bit for bit. With `mode=asp`
 every push is applied on arrival, and any `world_size` batches count as one step of the run, whichever ranks processed
 them. The run, and every interval between two evaluations, ends when the ranks together have processed as many batches
-as synchronous ranks would. A slow rank processes fewer batches of its own shard and no other rank waits for it;
-learning rate and epoch follow the step count that a rank last received from the server.
+as synchronous ranks would. A slow rank processes fewer batches of its own shard, and no other rank waits for it.
+Learning rate and epoch of a rank follow the number of steps that the rank last received from the server.
 
 Source: Dean et al., "Large scale distributed deep networks" (NIPS 2012); Ho et al., "More effective distributed ML via
 a stale synchronous parallel parameter server" (NIPS 2013).
@@ -152,7 +152,7 @@ class AsyncServer(Strategy, name="async_server"):
         Args:
             parameters: the parameters that the server updates.
             world_size: number of workers.
-            timeout_s: longest wait of one worker for the others, in seconds.
+            timeout_s: longest wait of a worker for other workers, in seconds.
         """
         staleness = None if self.mode == "asp" else self.staleness
         return ParameterServer(parameters, world_size, timeout_s, staleness=staleness)
@@ -201,8 +201,8 @@ class ServerParameters:
         A layer that is in no push keeps its weights.
 
         Args:
-            pushes: the gradients that workers sent, in rank order; the learning rate is that of the first push times
-                num_terms / world_size.
+            pushes: the gradients that workers sent, in rank order; the step uses the learning rate of the first push,
+                times num_terms / world_size.
             num_terms: number of workers' gradients that one update averages.
         """
         first = pushes[0]

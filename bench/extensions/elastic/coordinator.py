@@ -69,7 +69,7 @@ class Coordinator(Membership):
         rendezvous: tells how to find the other ranks, and gives quorum and deadline.
         ledger: counts the messages of rank 0.
         state: given the number of the next exchange, returns the state from which a rank that joins starts.
-        while_waiting: called at least once a second while rank 0 waits for others.
+        while_waiting: called at least once a second while rank 0 waits for other ranks.
     """
 
     def __init__(

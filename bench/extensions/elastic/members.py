@@ -52,7 +52,7 @@ class ElasticMembers(Members):
         # Before the first exchange nothing is summed; `_connect` binds `collective` to the ranks that take part.
         self.collective, self.transport = Ring(), SingleRank()
         self._unbound, self._rendezvous = collective, rendezvous
-        self._generation = 0  # of the connections to the others
+        self._generation = 0  # number of the current connections to other ranks
 
     @override
     def join(self, local: LocalSteps, while_waiting: Callable[[], None], has_joined: Callable[[], None]) -> int:

@@ -50,7 +50,7 @@ class Rendezvous:
         digest: identifies the run; a rank of another run is refused.
         timeout_s: longest wait in seconds for all ranks to start, and later for a quorum to be ready.
         quorum: smallest number of ranks for an exchange.
-        deadline_s: seconds that a quorum of ready ranks waits for the others.
+        deadline_s: seconds for which a quorum of ready ranks waits for the other ranks.
         interval: number of steps between two exchanges.
     """
 
@@ -215,7 +215,7 @@ class Member(Membership):
     def _send(self, kind: str, **values: Any) -> None:
         assert self._channel is not None
         try:
-            with contextlib.suppress(ConnectionError):  # rank 0 may have said why before it closed the connection
+            with contextlib.suppress(ConnectionError):  # rank 0 may have sent a reason before it closed this
                 self._channel.send(kind, **values)
         except OSError as error:
             self._channel.close()

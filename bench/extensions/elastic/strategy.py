@@ -128,7 +128,7 @@ class Elastic(Local, name="elastic"):
 
 
 def _bound_to_all(part: Collective) -> str:
-    """Return why a collective needs all ranks at all times; empty if it does not."""
+    """Return why a collective needs all ranks at all times; empty if it works without some ranks."""
     name = part.component_name
     if isinstance(part, Native):
         return f"{name} is an operation of one process group, which breaks when a rank is lost"

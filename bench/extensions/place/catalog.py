@@ -99,7 +99,7 @@ class Catalog:
 
     @classmethod
     def read(cls, folders: Iterable[Path]) -> Self:
-        """Return the entries of every TOML file in the folders; a later entry replaces one of the same name.
+        """Return the entries of every TOML file in the folders; of entries with the same name, the last one counts.
 
         Raises:
             UsageError: a file is not valid, or contains anything but tables [link.NAME] and [device.NAME]; the message
@@ -261,7 +261,7 @@ class _Side:
 
 
 def _answer(path: str) -> None:
-    """Send every message back to the first process; this function runs in the second one."""
+    """Send every message back to the first process; this function runs in the second process."""
     die_with_parent()
     side = _Side(path, own=1)
     for message, nbytes in enumerate(_MESSAGES, start=1):

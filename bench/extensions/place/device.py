@@ -148,7 +148,7 @@ class Stage:
         Add to the gradients of this device's parameters, and send each other device the gradients of the values that it
         sent to this device in forward.
         """
-        parts: dict[Edge, torch.Tensor | None] = {}  # gradients made on this device for values made on it
+        parts: dict[Edge, torch.Tensor | None] = {}  # gradients that this device computes for its own values
         if self._loss is not None:
             loss, logits = self._loss
             loss.backward()
@@ -355,9 +355,9 @@ class DeviceProcess(CommandedRank):
             self._cpu_s.append(time.process_time() - cpu_began)
 
     def _compute(self) -> None:
-        """Run forward and backward; the device that computes the loss sends it to the host after forward.
+        """Run forward and backward; the device that computes the loss sends the loss to the host after forward.
 
-        A straggler then sleeps until it is as slow as configured.
+        After backward, a straggler sleeps until its step is as slow as configured.
         """
         device = self._stage.device
         x = receive_tensor(self._transport, HOST_RANK, device)[0] if self._stage.takes_input else None

@@ -164,7 +164,7 @@ class HostTraining(BoundStrategy):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        # Every device saves its parameters and state; the host only has what it has counted.
+        # Every device saves its parameters and state; the host itself only saves its counters.
         self._tell_all({"command": "checkpoint"})
         return {
             "reports": self._reports,

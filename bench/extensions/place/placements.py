@@ -267,7 +267,7 @@ def print_costs(comparison: PlacementComparison, catalog: Catalog, title: str, *
 
 
 def verdict(costs: Costs) -> list[str]:
-    """Return sentences that compare the step time of operations placed by type with that of the best single device.
+    """Return sentences that compare the step time of placing operations by type with the best single device's.
 
     They also give the break-even rates of links, at which transfers take as long as the operations save. The last
     sentence is about moving activations to their own devices.

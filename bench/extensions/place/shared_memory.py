@@ -194,7 +194,7 @@ class SharedMemoryTransport(Transport):
 
     @override
     def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
-        # each rank adds its own part of all ranks' tensors in rank order, and sends it to all
+        # each rank adds one part of all ranks' tensors in rank order, and sends the sum to all ranks
         if (n := self.world_size) == 1:
             return Pending()
         self.ledger.book(round(2 * (n - 1) / n * tensor.nbytes), from_formula=True)

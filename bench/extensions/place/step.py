@@ -1,4 +1,4 @@
-"""Model of one training step: the operations of a network, and the tasks that they become on devices and links.
+"""Model of one training step: a network's operations, and the resulting tasks of devices and links.
 
 Flops and memory traffic of each operation are computed from shapes alone. Matrix products and convolutions are counted
 by torch.utils.flop_counter; every other operation counts as one flop per element of its largest tensor. Each tensor is
@@ -50,8 +50,8 @@ class Operation:
         inputs: names of the operations whose results this operation reads.
         is_input: True for input data, which the host sends.
         trains: True if a gradient of the result is needed.
-        gradients: number of gradients that the backward pass computes here, 0 to 2: one for all inputs together, and
-            one for all parameters together. Each takes about as long as the forward pass.
+        gradients: number of gradients that the operation's backward pass computes, 0 to 2: one for all inputs together,
+            and one for all parameters together. Each gradient takes about as long as the forward pass.
     """
 
     name: str
@@ -299,7 +299,7 @@ class _Step:
         self._gradients_done: dict[str, list[str]] = {device: [] for device in self._devices}
 
     def send_batches(self, batch_size: int) -> None:
-        """Send every copy of the network its mini-batch, and its labels to the device that computes the loss."""
+        """Send every copy of the network a mini-batch, and its labels to the device that computes the copy's loss."""
         host = self._topology.host
         for pool, device_of in enumerate(self._device_of):
             for operation in self._operations:
@@ -349,7 +349,8 @@ class _Step:
         """Add the gradients of all n replicas (copies of the network) in the host's memory.
 
         Each replica writes its gradients there, adds up one n-th of all replicas' gradients, and reads the sums that
-        the others made. With N bytes of gradients, each replica writes N (1 + 1/n) bytes and reads 2 N (n-1)/n bytes.
+        the other replicas computed. With N bytes of gradients, each replica writes N (1 + 1/n) bytes and reads
+        2 N (n-1)/n bytes.
         """
         host = self._topology.host
         for owners, parameters in self._replicas():

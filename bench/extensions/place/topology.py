@@ -105,7 +105,7 @@ class Topology:
     """Hosts, devices and links. Devices and switches form a tree below each host; bridges join the trees.
 
     Attributes:
-        hosts: the hosts; the first one controls the training.
+        hosts: the hosts; the first host controls the training.
         devices: the devices, in the order of the file.
         links: one link per device and switch, towards its host.
         bridges: additional links between hosts or switches.

@@ -198,7 +198,7 @@ class Simulation:
         yield from self._serve(self._job.slower[self._root] * self._work.message_s[number])
 
     def _end_clock(self, rank: int) -> Life:
-        """Simulate how the server applies a rank's gradients, and how the rank waits until it may start its next step.
+        """Simulate how the server applies a rank's gradients, and how the rank waits until its next step may start.
 
         Attributes such as `staleness` are recorded from the last gradients of the warm-up on.
         """

@@ -64,8 +64,9 @@ FORWARDING = "bench.extensions.predict.message_costs"
 CROWDED = 2
 MOST_AT_ONCE = 16
 # Links on which messages are measured, by how frames travel. The total rate of the forwarder's links exceeds
-# what the forwarder can carry, because its CPU time per byte matters only when it is nearly always busy. The total is
-# at most twice what it can carry, because the forwarder needs less time per byte when it handles many frames at once.
+# what the forwarder can carry, because the forwarder's CPU time per byte matters only when the forwarder is nearly
+# always busy. The total is at most twice what the forwarder can carry, because the forwarder needs less time per byte
+# when it handles many frames at once.
 LINKS = {
     FRAMES: HostLink(name="host", uplink_bps=100e6, downlink_bps=100e6),
     SEGMENTS: HostLink(name="host", uplink_bps=1e9, downlink_bps=1e9),
@@ -78,7 +79,7 @@ OUTSIDE_S = 10.0
 HOSTS_S = 20.0
 # Options that the calibration records.
 _AS_GIVEN = ("model", "dataset", "optimizer", "batch_size", "augment", "threads", "bucket_mb")
-# Options that may differ between an interrupted measurement and the one that continues it.
+# Options that may differ between an interrupted calibration and the command that continues it.
 _MAY_DIFFER = ("data_dir", "timeout_s", "compressors", "virtual_hosts", "left_s", "done", "later")
 # Options that `RunConfig` has too.
 _OF_A_RUN = ("model", "dataset", "data_dir", "optimizer", "batch_size", "augment", "bucket_mb", "threads", "seed")

@@ -86,7 +86,7 @@ class MessageProfile:
         growth: measured pairs (number of ranks, bytes of their merged payload / bytes of one rank's payload), up to the
             largest number of ranks that was measured. For 1 rank, the ratio is bytes of a payload that is cut into
             parts / bytes of the whole payload.
-        merge: cost of adding a received payload to this rank's payload before it is sent on.
+        merge: cost of adding a received payload to this rank's payload before the sum is sent on.
         pack_s: seconds to pack the whole message into bytes.
         unpack: cost of reading a payload from bytes.
         decode_s: seconds to add one rank's payloads to a dense tensor.
@@ -111,7 +111,7 @@ class EncodedBucket:
     """The messages that a compressor produces from a bucket of gradients, and the time that this takes.
 
     Attributes:
-        work_s: seconds of the compressor's work before each message, and after the last one.
+        work_s: seconds of the compressor's work before each message, and after the last message.
         offers: the messages, in the order in which they are sent.
     """
 
@@ -140,7 +140,8 @@ class CpuContention:
 
     Attributes:
         load: number of computing threads / number of cores.
-        handed_over_s: for each bucket of gradients, seconds from the start until it is ready on the slowest rank.
+        handed_over_s: for each bucket of gradients, seconds from the start until the bucket is ready on the slowest
+            rank.
         computed_s: seconds from the start until the slowest rank has finished backward.
         cpu_s: CPU seconds of the whole step including the update, averaged over ranks.
     """

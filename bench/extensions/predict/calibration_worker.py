@@ -95,7 +95,7 @@ class Budget:
     def allot(self) -> tuple[int, float]:
         """Return the number of repetitions that the next measurement may make, and the seconds that it may take.
 
-        The seconds matter to a measurement that finds out only while it runs how long a repetition takes.
+        A measurement uses the seconds if it only finds out while it runs how long a repetition takes.
         """
         part, extra_s = self._rest[0], self._extra_s()
         if self._pace * part.extra_s <= extra_s:
@@ -178,7 +178,7 @@ class _Measurements:
         self._number, self._of = 0, number + len(config.later)
 
     def __call__(self, parts: Sequence[MeasuredPart], later: Sequence[MeasuredPart], ends: float) -> None:
-        """Make each measurement with as many repetitions as there is time for, unless it was made before.
+        """Make each measurement that was not made before, with as many repetitions as there is time for.
 
         Args:
             parts: the measurements in their order.

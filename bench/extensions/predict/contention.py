@@ -58,7 +58,7 @@ class FairShareQueue:
         return done
 
     def rate_with(self, index: int) -> float:
-        """Return the current rate of worker `index`; if the worker is not busy, the rate that it would have."""
+        """Return the current rate of worker `index`; if the worker is not busy, the rate if it began work now."""
         busy = self._busy.copy()
         busy[index] = True
         return float(self._rates_of(busy)[index])
@@ -181,7 +181,7 @@ def crowd_at(calibration: Calibration, load: float) -> CpuContention:
     Up to the smallest measured load, the times are the CPU time of a rank alone, which other work on the machine did
     not lengthen. Between two measured loads, times are interpolated. Beyond the largest measured load, times grow in
     proportion to the load once there are more threads than cores, because the cores then switch between threads; the
-    CPU time stays that of the largest measured load.
+    CPU time stays as at the largest measured load.
     """
     loads = [crowd.load for crowd in calibration.crowds]
     times = np.array(
@@ -350,6 +350,6 @@ class Computing:
         if self.cores is None:
             return starts + np.stack([*self.handed_over_s, self.computed_s])
         times = self.cores.reached(starts, self.marks_of_last)
-        # A straggler computes faster while the others already wait for it.
+        # A straggler computes faster while the other ranks already wait for it.
         times[-2:] += self.longer * (times[-1] - starts)
         return times

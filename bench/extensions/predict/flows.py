@@ -19,9 +19,9 @@ rank. window(m) is the extra time of a new or idle connection, until its congest
 `drained` (below) returns when a fluid queue becomes empty. Like the other formulas, it consists of sums and maxima of
 non-negative terms only, so a faster link, a shorter delay or a smaller message never makes anything later. (Fair shares
 that flows negotiate do not guarantee this.) Messages that share an uplink end at the same time, like flows of equal
-weight. Acknowledgements of the messages in one direction of a link travel in the other direction, and add to the b_m of
-the messages there. Senders do not wait for buffer space at the receiver: once the kernel has accepted a message, it
-travels while the receiver still computes.
+weight. Acknowledgements of the messages in one direction of a link travel in the other direction. They are added to b_m
+of the messages that travel in that other direction. Senders do not wait for buffer space at the receiver: once the
+kernel has accepted a message, it travels while the receiver still computes.
 
 On a link whose rate changes over time, `drained` uses the link's own clock (`links.TraceClock`), and a message consists
 of parts. A part leaves when the uplink has sent everything before it. With constant rates, the first and the last part
@@ -89,7 +89,7 @@ class WavePaths:
     Attributes:
         alone: True if every rank sends and receives at most one message, and no two ranks share a host.
         inside: True for each message that stays within a host, bool [messages]; None if no message does.
-        leaving, coming: number of messages that each rank sends, and that it receives, float [ranks].
+        leaving, coming: number of messages that each rank sends, and number that it receives, float [ranks].
         from_hosts, to_hosts: hosts of each message's source and target, int [messages].
         latency_s: one-way delay of each message, 0 within a host, float [messages].
         round_trip_s: delay to the target and back, 0 within a host, float [messages].
@@ -176,7 +176,7 @@ class Flows:
         """Simulate one sum, which begins on each rank at its time in `ready`; set `ready` to the end of the sum.
 
         Args:
-            waves: the messages of all ranks; those of a wave depend only on messages of earlier waves.
+            waves: the messages of all ranks; the messages of a wave depend only on messages of earlier waves.
             unpack: cost of unpacking each received message.
             merge: cost of adding a received message to the receiver's own values.
 
@@ -331,8 +331,8 @@ class Flows:
         Args:
             hosts: the sending host of each message, int [messages].
             begin: the time at which each message is handed to its uplink, float [messages].
-            first: reading of the uplink's clock when it begins to send the message, float [messages].
-            last: reading of the uplink's clock when it has sent the message, float [messages].
+            first: reading of the uplink's clock when the uplink begins to send each message, float [messages].
+            last: reading of the uplink's clock when the uplink has sent each message, float [messages].
             nbytes: lengths of messages, which determine the number of parts.
         """
         if self._constant:

@@ -13,11 +13,12 @@ non-decreasing, and additional opportunities never make anything end later.
 Source: Netravali et al. 2015 (Mahimahi, USENIX ATC), section 4: an opportunity is lost if nothing waits, and the trace
 starts again after its last line.
 
-TCP windows determine how long a message takes on a connection that was silent before. A window grows by the bytes sent
-while it is full, up to twice the bytes that are under way at once. So it reaches the length of a message that is the
-only one of its step, or twice this length if others follow on the same connection. For every timeout (0.2 s plus a
-round trip) that the silence lasts, the window is halved, but not below ten segments. The window then doubles in every
-round trip. With a first window of w bytes, a message of b bytes, rate c and round-trip time r, the message
+TCP windows determine how long a message takes on a connection that was silent before. A window grows by the bytes that
+are sent while the window is full, up to twice the bytes that are under way at once. So it reaches the length of a
+message if this is the connection's only message in the step, or twice this length if other messages follow. For every
+timeout (0.2 s plus a round trip) that the silence lasts, the window is halved, but not below ten segments. The window
+then doubles in every round trip. With a first window of w bytes, a message of b bytes, rate c and round-trip time r,
+the message
 
     leaves in  max(w/c, r) + max(2w/c, r) + ... + (bytes left) / c
 
@@ -69,7 +70,7 @@ class TraceClock:
     def clock_at(self, times: Floats) -> Floats:
         """Return the clock's reading just before each time: an opportunity at exactly this time is not counted yet."""
         times, period_s = times - _INSTANT_S, self.moments_s[-1]
-        rounds = np.maximum(0.0, np.ceil(times / period_s) - 1)  # a time at the end of a period belongs to it
+        rounds = np.maximum(0.0, np.ceil(times / period_s) - 1)  # a time at the end of a period belongs to this period
         passed = np.searchsorted(self.moments_s, times - rounds * period_s)
         shown: Floats = rounds * period_s + passed * (period_s / len(self.moments_s))
         return shown
@@ -137,7 +138,7 @@ class Links:
         per_byte_s: CPU seconds of a rank for each byte that it sends or receives.
         wake_s: seconds from the arrival of a message until the rank that waits for it continues.
         crowded_wake_s: `wake_s` while more threads compute than there are cores.
-        ack_share: bytes of acknowledgements that travel in one direction per byte of messages in the other.
+        ack_share: bytes of acknowledgements that travel in one direction per byte of messages in the other direction.
         carry_byte_s: CPU seconds per byte if cores carry messages between virtual hosts; 0 if no cores do.
         carriers: number of cores that carry messages at once.
     """
@@ -248,7 +249,7 @@ class Windows:
         Args:
             sources: sending rank of each message.
             targets: receiving rank of each message.
-            seconds: seconds from the first of these messages until the last one arrived.
+            seconds: seconds from the start of the first of these messages until the last of them arrived.
         """
 
 

@@ -106,7 +106,7 @@ def _steps_by_speed(step_s: Floats, seconds: float) -> Ints:
 def _in_one_bucket(calibration: Calibration, job: Job) -> tuple[Calibration, Job]:
     """Return the calibration and the job with one bucket of all parameters, which `local` sends together.
 
-    Costs per byte, and how messages grow when they are merged, are those of the longest message.
+    Costs per byte, and the growth of messages when they are merged, are taken from the longest message.
     """
     buckets = calibration.buckets
     bucket = BucketParts(
@@ -139,7 +139,7 @@ def _joined(offers: Sequence[MessageProfile]) -> MessageProfile:
 
 
 def _of_fragment(job: Job, fragments: int) -> Job:
-    """Return the job with work and links so fast that the whole model takes as long as one fragment."""
+    """Return the job with faster work and links, with which the whole model takes as long as one fragment."""
     if fragments == 1:
         return job
     links = dataclasses.replace(

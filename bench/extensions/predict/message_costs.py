@@ -1,4 +1,4 @@
-"""Measure the CPU time that messages cost: the time of the ranks, and the time to carry bytes between virtual hosts.
+"""Measure the CPU time of messages: the time that ranks take, and the time to carry bytes between virtual hosts.
 
 The kernel's accounting does not show the CPU time that it takes to carry a byte between virtual hosts, because a kernel
 that samples each core's work only at timer ticks misses the work on timers and frames between two ticks. So this
@@ -133,7 +133,7 @@ def forwarded_byte_s(transport: Transport) -> float:
     """Return the CPU seconds per byte of the one thread that forwards all messages; every rank must call this function.
 
     Many frames are under way at once, as in training, because the thread's time per frame grows with the number of
-    frames that it holds.
+    frames that the thread holds.
     """
     n, use = transport.world_size, ForwarderUse()
     for _ in range(EXCHANGES):

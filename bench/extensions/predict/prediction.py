@@ -13,9 +13,9 @@ cores. There are B buckets, and `free` is the time from which the exchange threa
     decoded       while the thread waits for a bucket, otherwise after the last bucket
     end           the rank has decoded all buckets and has been told by all ranks, + f update
 
-The time of a step is that of the slowest rank. It is at least the CPU time of all ranks, plus that of carrying messages
-between virtual hosts, divided by the number of cores that they share. If rates change over time, the time of a step is
-the mean over the whole trace (`replay`).
+The time of a step is the time of the slowest rank. It is at least (CPU time of all ranks + CPU time of carrying
+messages between virtual hosts) / number of shared cores. If rates change over time, the time of a step is the mean over
+the whole trace (`replay`).
 """
 
 import dataclasses
@@ -97,8 +97,8 @@ FLAG_BYTES = 8
 COMMAND_BYTES = 1
 # Most ranks for which several steps are simulated; on each rank, a step begins when the previous step has ended.
 SETTLES_UP_TO = 64
-# Number of steps until a step is like all later ones. Links with a delay need more (SETTLING_WINDOWS), because the
-# windows of new connections grow.
+# Number of steps until a step is like all later steps. Links with a delay need more steps (SETTLING_WINDOWS), because
+# the windows of new connections grow.
 SETTLING_STEPS, SETTLING_WINDOWS = 2, 5
 
 
@@ -205,7 +205,7 @@ class SimulatedStep:
         idle_s: seconds for which connections are idle before each step, in addition to the time of the update.
 
     Attributes:
-        settles_in: number of steps until a step is like all later ones.
+        settles_in: number of steps until a step is like all later steps.
         computing: compute times of the ranks.
         computed_s: seconds from the start of the last step until backward ended, float [ranks].
         exposed_s: seconds for which each rank waited for the exchange after backward, float [ranks].
