@@ -63,7 +63,7 @@ def _log(sentence: str) -> None:
 
 
 class Coordinator(Membership):
-    """Rank 0: decide who takes part, and admit ranks that start.
+    """The membership on rank 0: decide which ranks take part in exchanges, and admit ranks that start.
 
     Args:
         rendezvous: tells how to find the other ranks, and gives quorum and deadline.

@@ -43,7 +43,7 @@ class ElasticMembers(Members):
         rendezvous: tells how to find the other ranks, and gives quorum and deadline.
 
     Attributes:
-        membership: decides who takes part in the exchanges; set by `join`.
+        membership: decides which ranks take part in exchanges; set by `join`.
     """
 
     membership: Membership

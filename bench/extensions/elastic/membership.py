@@ -103,7 +103,7 @@ class Membership(abc.ABC):
 
     @abc.abstractmethod
     def begin(self, exchange: int, steps: int) -> Participants:
-        """Announce that this rank is ready for an exchange, and return who takes part in it.
+        """Announce that this rank is ready for an exchange, and return the ranks that take part in the exchange.
 
         Args:
             exchange: number of the exchange.
@@ -159,7 +159,7 @@ class Membership(abc.ABC):
 
 
 class Member(Membership):
-    """Any rank but 0: follow the decisions of rank 0.
+    """The membership on any rank except rank 0: follow the decisions of rank 0.
 
     Args:
         rendezvous: tells how to find rank 0.

@@ -90,8 +90,8 @@ class Elastic(Local, name="elastic"):
         return [
             Refusal(
                 config.checkpoint_every > 0,
-                f"--checkpoint-every needs all ranks at one step, and with {name} some may be lost, which start again "
-                "by themselves",
+                f"--checkpoint-every needs all ranks at the same step, and with {name} some may be lost; they start "
+                "again without a checkpoint",
                 [{"checkpoint_every": None}],
             ),
             Refusal(config.device == "cuda", f"{name} connects ranks on CPUs, not on cuda", [{"device": "cpu"}]),

@@ -65,7 +65,7 @@ def place(
     catalog: Annotated[Path | None, typer.Option(help="Folder with your own links and devices.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print data as JSON on stdout.")] = False,
 ) -> None:
-    """Model a training step with layers placed by type on the devices of a file, over its links and other kinds."""
+    """Model a training step with layers placed by type on a file's devices, over the file's links and other links."""
     topology = Topology.read(devices)
     from bench.extensions.place.catalog import SHM, Catalog, folders, measured_link
 

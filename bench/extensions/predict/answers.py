@@ -101,7 +101,7 @@ def predict_one(known: Calibration, options: PredictConfig, steps_from: list[Pat
     said += _pays(known, checked, prediction, row)
     if isinstance(known, Profile):
         row["step_as_it_is_s"] = step_as_it_is(known, checked)
-        said.append(f"a step of {known.model} as it is takes {format_seconds(row['step_as_it_is_s'])} there")
+        said.append(f"a step of {known.model} without changes takes {format_seconds(row['step_as_it_is_s'])} there")
     if as_json:
         print_json(row | {"notes": said})
         return

@@ -200,7 +200,7 @@ class Simulation:
     def _end_clock(self, rank: int) -> Life:
         """Simulate how the server applies a rank's gradients, and how the rank waits until its next step may start.
 
-        Attributes such as `staleness` are recorded from the last gradients of the warm-up on.
+        Attributes such as `staleness` are recorded once the last gradients of the warm-up are applied.
         """
         session, work, n = self._sessions[rank], self._work, len(self._sessions)
         with self._serving.request() as request:

@@ -65,7 +65,7 @@ class MeasuredPart:
 
     @property
     def extra_s(self) -> float:
-        """Return the expected seconds of all repetitions above the smallest number."""
+        """Return the expected seconds of all repetitions beyond the smallest number of repetitions (`least`)."""
         return self.fixed_s * (self.full - self.least)
 
 

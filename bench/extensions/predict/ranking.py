@@ -51,7 +51,7 @@ SWEPT = ("uplink_bps", "downlink_bps")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictedPair:
-    """A request, which names a compressor and a collective, and the step that is predicted for it."""
+    """A request, which names a compressor and a collective, and the request's predicted step."""
 
     request: PredictionRequest
     prediction: Prediction
@@ -221,7 +221,7 @@ class Curve:
     Attributes:
         pair: at each rate, the step of the requested compressor, with the named collective or with the fastest one.
         dense: at each rate, the step of dense 16-bit gradients on the fastest collective.
-        pays: at each rate, True if the step of the compressor is shorter than that of dense gradients.
+        pays: at each rate, True if the step of the compressor is shorter than the step of dense gradients.
         break_even_bps: interpolated rates at which both steps take equally long.
     """
 
@@ -232,7 +232,7 @@ class Curve:
 
 
 def sweep(calibration: Calibration, request: PredictionRequest, rates_bps: Sequence[float]) -> Curve:
-    """Predict the steps of a compressor and of dense gradients at every rate of all links, in bits per second.
+    """Predict the steps of a compressor and of dense gradients, with all links at each rate (bits per second).
 
     Raises:
         UsageError: the request cannot be predicted, hosts already have link rates, or dense 16-bit gradients are not

@@ -185,7 +185,7 @@ def request_from_options(config: PredictConfig) -> PredictionRequest:
         if config.world_size not in (None, number * ranks_per_host):
             raise UsageError(
                 f"--world-size {config.world_size} is not {number} hosts with {ranks_per_host} rank(s) each; leave out "
-                "one"
+                "one of these options"
             )
         hosts = (link_of(texts),) * number
     most, where = (MOST_RANKS, "") if ranks_per_host == 1 else (MOST_TOGETHER, ", or one rank per host")
@@ -247,7 +247,7 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
 
 
 def check_predictable(collective: Collective) -> None:
-    """Check that a collective describes the messages of its sums, so that they can be simulated.
+    """Check that a collective describes the messages of its sums, so that the messages can be simulated.
 
     Raises:
         Incompatible: "native does not say what its ranks send, so it cannot be predicted; try ring or tree".

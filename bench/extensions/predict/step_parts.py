@@ -1,8 +1,8 @@
 """Measure the parts of a training step in this process: compute until each gradient bucket is ready, and compression.
 
 Work that occurs once per step is timed right after other compute, which has replaced the contents of the caches, as in
-a real step. If this work were timed in a loop of its own, encoding would take half as long, and reading a short message
-a fifth.
+a real step. If this work were timed in a loop of its own, encoding would take only half as long, and reading a short
+message only a fifth as long.
 """
 
 import itertools
