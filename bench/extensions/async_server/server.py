@@ -156,7 +156,7 @@ class ParameterServer:
         self._packed = (-1, [])
 
     def fail(self, error: BaseException) -> None:
-        """Stop the server: raise this error in every worker that waits now or calls a method later."""
+        """Stop the server: every worker that waits now, or that calls a method later, gets this error."""
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()
@@ -213,7 +213,7 @@ class ParameterServer:
 
 
 class Session:
-    """One worker's interface to the server in its process; used by one thread at a time.
+    """One worker's interface to the server, in the server's process; used by one thread at a time.
 
     Attributes:
         rank: the worker's rank.
@@ -314,7 +314,7 @@ class ControlMessage:
     clock_end: ClockEnd = _NO_CLOCK
 
     def pack(self) -> torch.Tensor:
-        """Return the message in packed form, uint8 [24]."""
+        """Return this control message in packed form, uint8 [24]."""
         end = self.clock_end
         raw = self.FORM.pack(_MAGIC, self.command, end.index, end.epoch, end.lr)
         return torch.frombuffer(bytearray(raw), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""One worker of the asynchronous server: it pushes gradients during backward and pulls parameters."""
+"""One worker of the asynchronous parameter server, which pushes gradients during backward and pulls parameters."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -67,7 +67,7 @@ class AsyncWorker:
 
     @property
     def nbytes(self) -> Mapping[str, int]:
-        """Return the bytes of the tensors that this rank's reducer keeps from step to step, by purpose."""
+        """Return, by purpose, the bytes of the tensors that this rank's reducer keeps from step to step."""
         return self.reducer.nbytes
 
     @property

@@ -1,4 +1,4 @@
-"""Trace a network, assign each of its operations to a device by kind, and plan which rank is which device."""
+"""Trace a network, assign each operation to a device by the operation's kind, and plan which rank is which device."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def trace(model: nn.Module) -> fx.GraphModule:
     The modules in the traced network are copies that share the parameters and buffers of `model`.
 
     Raises:
-        UsageError: the network cannot be traced, for example because it branches on its input's values.
+        UsageError: the network cannot be traced, for example because it branches on the values of its input.
     """
     # modules are copied, tensors are not
     shared = copy.deepcopy(model, memo={id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
@@ -213,7 +213,7 @@ class _Checker(fx.Interpreter):
     def _changes_shared_memory(self, n: fx.Node) -> bool:
         """Return True if a node changes in place memory that other values share.
 
-        Later uses of the changed value itself do not count, because `trace` redirects them.
+        Later uses of the changed value itself do not count, because `trace` redirects them to the new tensor.
         """
         if n.op == "call_function" and getattr(n.target, "__name__", "").endswith("_"):
             return True
@@ -315,7 +315,7 @@ class Plan:
         Args:
             topology: the host and the devices.
             by: "type": one replica (copy of the network) over all devices; "data": one replica on each device; "both":
-                one replica over each pool of devices, all of which have equally many devices of every role.
+                one replica over each pool of devices; all pools have equally many devices of every role.
         """
         devices = topology.devices
         whole = [devices] if by == "type" else [(device,) for device in devices]

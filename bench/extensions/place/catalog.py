@@ -32,7 +32,7 @@ SHM = "shm"
 
 
 def folders(own: Path | None = None) -> list[Path]:
-    """Return the folders with catalogue files: this package's, the user's (which may not exist), and `own` if given.
+    """Return the folders of catalogue files: this package's, the user's (which may not exist), and `own` if given.
 
     Raises:
         UsageError: `own` contains no TOML file.
@@ -200,8 +200,8 @@ _LINE = 128  # distance in bytes between the counters of the two sides, so that 
 def measured_link() -> LinkKind:
     """Measure how fast two processes on this machine pass messages through shared memory.
 
-    One-way times of a short and of a long message are measured, each as the median of many; a message is copied into
-    shared memory and out of it.
+    One-way times of a short and of a long message are measured, each as the median of many messages; a message is
+    copied into shared memory and out of shared memory.
 
     Raises:
         RunFailed: the other process did not answer.

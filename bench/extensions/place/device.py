@@ -54,7 +54,7 @@ from gradwire.step_guard import StepGuard
 
 
 class _Done(NamedTuple):
-    """One operation that has run forward.
+    """One operation whose forward pass is done.
 
     Attributes:
         out: the operation's output.

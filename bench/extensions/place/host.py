@@ -88,7 +88,7 @@ class HostTraining(BoundStrategy):
 
     @override
     def train_step(self, batch: Batch) -> StepReport:
-        """Send one mini-batch to each replica, wait until every device has updated its parameters, return the report.
+        """Send a mini-batch to each replica, wait until every device has updated its parameters, and return a report.
 
         With the sync trigger, also command the exchange of gradients once all devices have finished backward.
         """

@@ -141,7 +141,7 @@ class Cost:
         )
 
     def break_even_bytes_per_s(self, other: Cost) -> float | None:
-        """Return the rate of links at which sending this placement's extra bytes takes as long as its operations save.
+        """Return the link rate at which sending this placement's extra bytes takes as long as its operations save.
 
         The rate is extra bytes sent / seconds saved by the operations, both compared with `other`. It ignores latencies
         and assumes that nothing overlaps. None if the operations save nothing.
@@ -229,7 +229,7 @@ class PlacementComparison:
 
 
 def print_costs(comparison: PlacementComparison, catalog: Catalog, title: str, *, as_json: bool) -> None:
-    """Print the costs of every placement, with the topology's links and with all links of each kind, and conclusions.
+    """Print conclusions, and the costs of every placement: on the topology's links, and if all links were of one kind.
 
     Args:
         comparison: the placements.

@@ -195,12 +195,12 @@ class CatalogTimes:
         return operation.gradients * self.forward(operation, device)
 
     def update(self, parameters: Sequence[int], device: Device) -> float:
-        """Return the seconds in which an optimizer on a device updates parameters of these lengths in bytes."""
+        """Return the seconds that an optimizer on a device takes to update parameters of these lengths in bytes."""
         kind = self.catalog.devices[device.kind]
         return UPDATE_TRAFFIC * sum(parameters) / kind.memory_bytes_per_s + kind.launch_s
 
     def transfer(self, route: Sequence[Link], nbytes: int) -> float:
-        """Return the seconds in which this many bytes travel over the links of a route."""
+        """Return the seconds that this many bytes take to travel over the links of a route."""
         kinds = [self.catalog.links[link.kind] for link in route]
         return sum(kind.latency_s for kind in kinds) + nbytes / min(kind.bytes_per_s for kind in kinds)
 

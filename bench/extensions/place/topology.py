@@ -202,7 +202,7 @@ class Topology:
         return frozenset(device.role for device in self.devices)
 
     def rank_names(self) -> tuple[str, ...]:
-        """Return each process's name for messages, by rank: rank 0 is the controlling host, then come the devices."""
+        """Return each process's name in messages, by rank: rank 0 is the controlling host, then come the devices."""
         of_devices = (f"device {device.name} (rank {rank})" for rank, device in enumerate(self.devices, start=1))
         return (f"the {HOST} (rank 0)", *of_devices)
 
@@ -249,7 +249,7 @@ class Topology:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the topology that `dataclasses.asdict` turned into these values, also after a round trip through JSON.
+        """Return the topology that `dataclasses.asdict` turned into `values`, even if the values went through JSON.
 
         Raises:
             UsageError: the values do not describe a topology.

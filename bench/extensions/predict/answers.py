@@ -114,7 +114,7 @@ def predict_one(known: Calibration, options: PredictConfig, steps_from: list[Pat
 def _add_time_to_target(row: dict[str, Any], known: Calibration, checked: PredictionRequest, paths: list[Path]) -> str:
     """Add the time to the target accuracy to the row; return a sentence that says what this time is based on.
 
-    If the time is unknown, it is None, and the sentence says why.
+    If the time is unknown, None is added, and the sentence says why.
 
     Args:
         row: the predicted values by column, to which the time is added.
@@ -331,7 +331,7 @@ def with_losses(
 
     Returns:
         Values by column: the option `--losses`, the factor by which training takes longer, restarts per hour, and
-        seconds to the target accuracy with failures, which is None if `time_to_target_s` is None.
+        seconds to the target accuracy with failures (None if `time_to_target_s` is None).
 
     Raises:
         UsageError: ranks do not wait for each other, or training would practically never end.

@@ -179,7 +179,7 @@ class Simulation:
     def _compute(self, rank: int, handed_over: Sequence[simpy.Event]) -> Life:
         """Simulate forward and backward of a rank, and return the simulated time at which backward has ended.
 
-        Each event in `handed_over` is triggered when the gradients of its bucket are ready.
+        Each event in `handed_over` belongs to a bucket, and is triggered when the bucket's gradients are ready.
         """
         computing, begun = self._work.computing, self._env.now
         *until_buckets, rest = np.diff(computing.marks, prepend=0.0)

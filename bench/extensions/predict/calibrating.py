@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def cannot_be_calibrated(compressor: Compressor) -> str | None:
-    """Return a sentence that says why a compressor's work cannot be measured on one rank; None if it can."""
+    """Return a sentence that says why a compressor's work cannot be measured on one rank; None if it is measurable."""
     from compressors.base import DdpHook, MultiRound
 
     text = str(compressor)
@@ -231,8 +231,8 @@ class KeptParts:
     def calibration(self, config: CalibrateConfig) -> Calibration:
         """Return the calibration that consists of the results of all measurements.
 
-        Its field `cut` has a text like "12 of 36 steps of several ranks at once" for each measurement that was repeated
-        less often than planned for lack of time.
+        The calibration's field `cut` has a text like "12 of 36 steps of several ranks at once" for each measurement
+        that was repeated less often than planned for lack of time.
         """
         found: dict[str, list[Any]] = collections.defaultdict(list)
         made, full = collections.Counter[str](), collections.Counter[str]()

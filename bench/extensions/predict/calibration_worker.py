@@ -163,7 +163,7 @@ def run(config: CalibrateConfig, folder: RunFolder) -> None:
 
 
 class _Measurements:
-    """Make measurements one after the other; rank 0 decides how often each is repeated, and reports the results.
+    """Make measurements one after the other; rank 0 decides how often to repeat each of them, and reports the results.
 
     Args:
         config: the complete configuration.
@@ -218,7 +218,7 @@ def _messages(config: CalibrateConfig, _: int, __: float) -> Measured:
 
 
 def _alone(config: CalibrateConfig, parts: StepParts) -> list[MeasuredPart]:
-    """Return the measurements that rank 0 makes alone: its compute, and each compressor's work on its gradients.
+    """Return the measurements that rank 0 makes alone: of its compute, and of each compressor's work on its gradients.
 
     Steps are timed before and after each compressor, because the machine's speed varies over time.
     """
@@ -270,8 +270,8 @@ def _alone(config: CalibrateConfig, parts: StepParts) -> list[MeasuredPart]:
 def _together(config: CalibrateConfig, parts: StepParts) -> list[MeasuredPart]:
     """Return the measurements that all ranks make together: steps of several ranks at once, and their messages.
 
-    The steps are those of one rank, of one rank per core, and of all ranks. These numbers of ranks alternate, because
-    the machine's speed varies over time.
+    Steps are measured with one rank, with one rank per core, and with all ranks. These numbers of ranks alternate,
+    because the machine's speed varies over time.
     """
     cores, most = environment.usable_cores(), dist.get_world_size()
     groups = {number: dist.new_group(list(range(number))) for number in sorted({1, min(cores, most), most})}

@@ -113,7 +113,7 @@ class Star:
         The message waits for earlier messages between this rank and the server in the same direction.
 
         Returns:
-            An event that happens when the last byte is sent; at once if the rank is on the server's host.
+            An event that happens when the last byte is sent; it happens at once if the rank is on the server's host.
         """
         if self._links.host_of[rank] == self._links.host_of[self._root]:
             return self._env.event().succeed()
@@ -210,7 +210,7 @@ class SharedCores:
     Attributes:
         calibration: the calibration, which tells how much ranks slow each other down.
         shares: fraction of the time in which each rank's host may run, 0 to 1, float [ranks].
-        load: the load of one rank that always runs: its threads / cores.
+        load: the load of one rank that always runs: threads of the rank / cores.
     """
 
     calibration: Calibration

@@ -82,7 +82,7 @@ class EstimatedCalibration(Calibration):
 
 
 def estimated(config: PredictConfig) -> EstimatedCalibration:
-    """Return an estimated calibration of `config.model`, whose step takes `config.step_time` without any exchange.
+    """Return an estimated calibration of `config.model`, whose step takes `config.step_time` without an exchange.
 
     Raises:
         UsageError: the model is not named, or the cost of the compressor is not known.

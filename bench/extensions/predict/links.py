@@ -62,7 +62,7 @@ class TraceClock:
 
     Attributes:
         moments_s: times in seconds at which the trace gives an opportunity to send, ascending, float [opportunities].
-            The last one is above 0, and is the period after which the trace repeats.
+            The last time is above 0, and is the period after which the trace repeats.
     """
 
     moments_s: Floats
@@ -188,7 +188,7 @@ class Windows:
     """TCP windows of all connections between ranks, if connections are silent only between steps.
 
     Args:
-        num_ranks: number of ranks, each of which is connected to each other.
+        num_ranks: number of ranks; every two ranks are connected.
     """
 
     def __init__(self, num_ranks: int) -> None:

@@ -45,7 +45,7 @@ from collectives.schedule.waves import Ints, Lengths, Wave, waves_of
 
 
 def layout_of(offer: MessageProfile, bucket: BucketParts) -> Layout:
-    """Return the layout of a message that holds gradients of a bucket: the sizes of its payloads and of its layers.
+    """Return the layout of a message with gradients of a bucket: the sizes of the message's payloads and layers.
 
     Args:
         offer: the message.
@@ -244,8 +244,8 @@ class SimulatedStep:
         """Simulate a step that begins on each rank at the time `starts`, float [ranks].
 
         Returns:
-            The time at which each rank ends the step, and the seconds for which it waited for the exchange, float
-            [ranks] each.
+            The time at which each rank ends the step, and the seconds for which each rank waited for the exchange,
+            float [ranks] each.
         """
         calibration, flows = self._calibration, self._flows
         ranks = np.arange(self._job.links.num_ranks)

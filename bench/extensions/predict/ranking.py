@@ -1,4 +1,4 @@
-"""Search for the fastest pair of compressor and collective, and print it: on given links, by link rate, and by ranks.
+"""Find and print the fastest pair of compressor and collective: on given links, by link rate, and by number of ranks.
 
 `bench predict` ranks all compressors on given links, compares one compressor with dense gradients over a range of link
 rates (a curve), or shows the fastest pair at each rate and number of ranks (a map).

@@ -1,4 +1,4 @@
-"""Requests for predictions: built from the options of `bench predict` or from a run, checked, and predicted."""
+"""Requests for predictions: build a request from the options of `bench predict` or from a run, check and predict it."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ class StepParts:
 
 
 def bucket_parts(ready_s: float, layers: Sequence[Layer]) -> BucketParts:
-    """Return a bucket of the layers that have elements; layers without elements send nothing.
+    """Return a bucket of those `layers` that have elements; layers without elements send nothing.
 
     Args:
         ready_s: seconds from the start of backward until the bucket is ready.
@@ -296,7 +296,7 @@ def encoded(
     stir: Callable[[], object],
     seconds: float = math.inf,
 ) -> tuple[tuple[EncodedBucket, ...], int]:
-    """Measure a compressor's work; return the messages that it makes of each bucket, and the number of repetitions.
+    """Measure a compressor's work; return the messages that encode each bucket, and the number of repetitions.
 
     Args:
         text: spec text of the compressor.
@@ -343,7 +343,7 @@ def encoded(
 
 
 def _reduced(reducer: Reducer, bucket: Bucket) -> tuple[list[float], list[SentMessage]]:
-    """Compress one bucket; return the seconds before each message and after the last one, and the messages."""
+    """Compress one bucket; return the seconds of work before each message and after the last, and the messages."""
     marks, messages = [clock()], []
 
     def travel(payload: Payload, key: Key) -> Payload:

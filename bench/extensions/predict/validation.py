@@ -212,7 +212,7 @@ def as_rows(compared: Sequence[ValidationCell], calibration: Calibration) -> lis
 
 
 def with_validated(calibration: Calibration, compared: Sequence[ValidationCell]) -> Calibration:
-    """Return the calibration with these comparisons of predicted and measured step times added."""
+    """Return the calibration, to which these comparisons of predicted and measured step times are added."""
     as_in_a_row = ("compressor", "collective", "world_size", "link_trace", "strategy", "trigger", "ranks_per_host")
     cells = [
         Validated(
