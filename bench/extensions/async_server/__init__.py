@@ -1,1 +1,1 @@
-"""Ranks that train at their own speed with a server of parameters: the strategy `async_server`."""
+"""The strategy `async_server`: ranks train at their own speed with a parameter server."""

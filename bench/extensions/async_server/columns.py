@@ -1,4 +1,4 @@
-"""Columns of metrics.csv about the age of parameters."""
+"""Columns of metrics.csv about the staleness of the parameters from which gradients are computed."""
 
 from bench.core.columns import Column
 

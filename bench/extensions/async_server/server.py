@@ -1,23 +1,23 @@
 """A parameter server: workers push gradients layer by layer and pull parameters, with or without bounded staleness.
 
 Source: Li et al., "Scaling distributed machine learning with the parameter server" (OSDI 2014). Bounded staleness: Ho
-et al., "More effective distributed ML via a stale synchronous parallel parameter server" (NIPS 2013). On arrival: Dean
-et al., "Large scale distributed deep networks" (NIPS 2012), Downpour SGD.
-Differs: pushes of one clock are applied together and in rank order, so that a run with a bound is reproducible if its
-timing is, and a bound of 0 is synchronous training bit for bit.
+et al., "More effective distributed ML via a stale synchronous parallel parameter server" (NIPS 2013). Updates on
+arrival: Dean et al., "Large scale distributed deep networks" (NIPS 2012), Downpour SGD.
+Differs: pushes of one clock are applied together, in rank order. So a run with a staleness bound is reproducible if its
+timing is reproducible, and a bound of 0 gives the same result as synchronous training, bit for bit.
 
 A clock is one step of a worker. The version of the parameters counts the updates that the server applied to them. The
 caller implements the update in `Parameters`.
 
-A worker in another process uses a link, a transport of two ranks, which one thread at each end uses. The worker sends
-one packed payload per layer, in the order in which backward produces them, and a control message at the end of its
-clock. The server answers with a control message and one packed `Dense` payload per layer. The first two bytes
-distinguish control messages from payloads. The server keeps receive buffers posted, enough for all messages of a clock
-if these need little memory, because a message without a posted buffer waits for a round trip.
+A worker in another process is connected by a link: a transport between two ranks, used by one thread at each end. The
+worker sends one packed payload per layer, in the order in which backward produces them, and a control message at the
+end of its clock. The server answers with a control message and one packed `Dense` payload per layer. The first two
+bytes distinguish control messages from payloads. A message that finds no posted receive buffer waits for a round trip.
+So the server keeps buffers posted: enough for all messages of a clock, if these buffers need little memory.
 
-Bytes per worker and step: upwards the packed payloads and 24 bytes of control; downwards 16 + 4 m for each layer of m
-elements and 24 bytes of control. The worker on the server's own rank sends nothing. Answers to `synchronize` are
-counted as `replicas`.
+Bytes per worker and step: the worker sends the packed payloads and a control message of 24 bytes; the server sends 16 +
+4 m bytes for each layer of m elements and a control message of 24 bytes. The worker on the server's own rank sends
+nothing. Answers to `synchronize` are counted under the purpose `replicas`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ClockEnd:
     """The message with which a worker ends a clock (one of its steps), after it has pushed the gradients of all layers.
 
     Attributes:
-        index, epoch: the worker's step and epoch.
+        index, epoch: index of the worker's step, and number of its epoch.
         lr: learning rate of the update with these gradients.
         dropped: True to discard the gradients of this clock, because one of them was not finite.
     """
@@ -75,10 +75,11 @@ class ServerReply:
 
     Attributes:
         version: version of the parameters: the number of updates applied to them.
-        num_steps: number of optimizer steps so far: the worker's own clocks if staleness is bounded, otherwise the
-            pushes of all workers divided by the number of workers.
-        staleness: number of updates between the version with which the worker computed its last push and the version
-            to which the push is applied; None if the worker did not push, or if its push was discarded.
+        num_steps: number of optimizer steps so far: the number of clocks of this worker if staleness is bounded,
+            otherwise the number of pushes of all workers divided by the number of workers.
+        staleness: number of updates that the parameters got between the version from which the worker computed its last
+            push and the version to which the push was applied; None if the worker did not push, or if its push was
+            discarded.
         parameters: packed `Dense` payloads, one per layer; shared with other workers, so do not change them.
     """
 
@@ -96,8 +97,8 @@ class Parameters(Protocol):
 
         Args:
             pushes: pushes in rank order, without dropped ones.
-            num_terms: number of pushes in a complete update, dropped ones included. With n workers, scale the learning
-                rate by num_terms / n.
+            num_terms: number of pushes that a complete update averages, including dropped ones. With n workers, scale
+                the learning rate by num_terms / n.
         """
 
     def packed(self) -> list[torch.Tensor]:
@@ -115,7 +116,7 @@ class ParameterServer:
     Args:
         parameters: the parameters with their update rule.
         world_size: number of workers.
-        timeout_s: longest wait of one worker for the others, in seconds.
+        timeout_s: longest wait of a worker for other workers, in seconds.
         staleness: largest number of updates that may be missing when a clock starts; 0 is synchronous training. None:
             no limit, and pushes are applied on arrival.
     """
@@ -131,7 +132,7 @@ class ParameterServer:
         self._waiting: dict[int, dict[int, Push]] = {}  # clock -> rank -> push that is not applied yet
         self._packed: tuple[int, list[torch.Tensor]] = (-1, [])
         self._synchronizing: list[Session] = []
-        self._synchronized: list[ServerReply] = []  # what the last completed `synchronize` answered
+        self._synchronized: list[ServerReply] = []  # replies of the last completed `synchronize`, by rank
         self._num_synchronized = 0
         self._failure: BaseException | None = None
 
@@ -141,30 +142,30 @@ class ParameterServer:
         return self._sessions[rank]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the version of the parameters, and the number of clocks (steps) that each worker has ended.
+        """Return the version of the parameters, and for each worker the number of clocks (steps) that it has ended.
 
-        No push may be waiting to be applied, so let all workers call `synchronize` before.
+        No push may be waiting to be applied, so all workers must call `synchronize` first.
         """
         return {"version": self.version, "clocks": {rank: s.clock for rank, s in self._sessions.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state that `state_dict` returned, which excludes the parameters; call this before any push."""
+        """Restore a state from `state_dict`, which does not hold the parameters; call this before any push."""
         self.version = state["version"]
         for rank, session in self._sessions.items():
             session.clock, session.version = state["clocks"][rank], self.version
         self._packed = (-1, [])
 
     def fail(self, error: BaseException) -> None:
-        """Stop the server: raise this error in every worker that waits now or calls a method later."""
+        """Stop the server: every worker that waits now, or that calls a method later, gets this error."""
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()
 
     def take(self, push: Push, session: Session) -> int:
-        """Apply a push (one worker's gradients), or keep it until the pushes of all workers for its step have arrived.
+        """Apply a push (one worker's gradients), or keep it until all workers have pushed for the same step.
 
-        Return the staleness of the push, as in `ServerReply`. Only one thread may call this method at a time; sessions
-        ensure this.
+        A push is only kept if staleness is limited. Return the staleness of the push, as in `ServerReply.staleness`.
+        Only one thread may call this method at a time; `Session` ensures this with a lock.
         """
         if self.staleness is None:
             behind = self.version - session.version
@@ -212,7 +213,7 @@ class ParameterServer:
 
 
 class Session:
-    """One worker's interface to the server in its process; used by one thread at a time.
+    """One worker's interface to the server, in the server's process; used by one thread at a time.
 
     Attributes:
         rank: the worker's rank.
@@ -228,11 +229,11 @@ class Session:
         self._payloads: dict[int, Payload] = {}  # pushed in the current clock
 
     def push(self, layer_id: int, payload: Payload) -> None:
-        """Push the encoded gradient of one layer in the current step; its tensors must not change afterwards."""
+        """Push the encoded gradient of one layer in the current step; `payload` must not change afterwards."""
         self._payloads[layer_id] = payload
 
     def end_clock(self, clock_end: ClockEnd) -> ServerReply:
-        """End the current clock (step) after all layers were pushed; return the parameters when the next one may start.
+        """End the clock (step) after all layers were pushed; return the parameters once the next step may start.
 
         Raises:
             TransportError: a rank was lost, or the slowest rank did not push in time.
@@ -264,7 +265,7 @@ class Session:
             before = server._num_synchronized
             server._synchronizing.append(self)
             if len(server._synchronizing) == server.world_size:
-                # Answers are made now, so that a worker that wakes up late does not see later pushes of others.
+                # All answers are made now, so that a worker that wakes up late does not get later pushes of others.
                 sessions = server._sessions
                 server._synchronized = [server._answer(sessions[rank], None) for rank in sorted(sessions)]
                 server._synchronizing = []
@@ -280,15 +281,16 @@ SERVER, WORKER = 0, 1  # ranks within a link
 _MAGIC = 0x5357  # "WS" as bytes; payloads start with other bytes
 _NONE = -1
 _NO_CLOCK = ClockEnd(index=0, epoch=0, lr=0.0)
-# Smallest number of posted buffers, and the total bytes that more of them may take. Each buffer is as long as the
-# largest layer's message, but memory is only used for the bytes that a message fills.
+# Smallest number of posted receive buffers; more are posted if all of them together take at most `_POSTED_BYTES`. Each
+# buffer is as long as the largest layer's message, but memory is only used for the bytes that a message fills.
 _FEWEST_POSTED, _POSTED_BYTES = 8, 1 << 27
 
 
 class Request(enum.IntEnum):
     """The command in a worker's control message to the server.
 
-    APPLY and DROP end a clock (a step of the worker): the server applies the gradients pushed in it, or discards them.
+    APPLY and DROP end a clock (a step of the worker): with APPLY the server applies the gradients that were pushed in
+    this clock; with DROP the server discards them.
     """
 
     APPLY = 1
@@ -312,7 +314,7 @@ class ControlMessage:
     clock_end: ClockEnd = _NO_CLOCK
 
     def pack(self) -> torch.Tensor:
-        """Return the message in packed form, uint8 [24]."""
+        """Return this control message in packed form, uint8 [24]."""
         end = self.clock_end
         raw = self.FORM.pack(_MAGIC, self.command, end.index, end.epoch, end.lr)
         return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
@@ -333,7 +335,7 @@ class ControlMessage:
         return cls(Request(command), ClockEnd(index=index, epoch=epoch, lr=lr, dropped=command == Request.DROP))
 
 
-# The server's control message before the parameters: magic number, staleness (-1: None), version, steps; 24 bytes.
+# The server's control message before the parameters, 24 bytes: magic number, staleness (-1: None), version, num_steps.
 _REPLY = struct.Struct("<HxxiQQ")
 # Bytes of each control message, from a worker or from the server.
 CONTROL_BYTES = ControlMessage.FORM.size
@@ -362,7 +364,7 @@ class RemoteServer:
         self._sent.append(self._link.send(messages.pack(payload, self._link, self._bound), SERVER))
 
     def end_clock(self, clock_end: ClockEnd) -> ServerReply:
-        """End the current clock (step); wait for and return the parameters with which the next one starts."""
+        """End the current clock (step); wait for and return the parameters with which the next step starts."""
         return self._ask(ControlMessage(Request.DROP if clock_end.dropped else Request.APPLY, clock_end))
 
     def synchronize(self) -> ServerReply:
@@ -443,7 +445,7 @@ def _reply(link: Transport, answer: ServerReply) -> None:
 
 
 def _buffers(numels: Sequence[int]) -> tuple[int, int]:
-    """Return the size of the server's receive buffers in bytes, and how many it keeps posted for one worker."""
+    """Return the bytes of each of the server's receive buffers, and the number of buffers posted for one worker."""
     if len(numels) > 2**16:
         raise PayloadError(f"a parameter server supports at most {2**16} layers; this model has {len(numels)}")
     bound = messages.bound_nbytes(max(numels, default=0), 1)

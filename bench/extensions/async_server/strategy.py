@@ -1,11 +1,11 @@
 """Async server: workers push gradients to a server that updates the parameters, and do not wait for each other.
 
 One rank is also the server: it holds the parameters and the optimizer. With `mode=ssp` no rank gets more than
-`staleness` steps ahead of another; staleness 0 is synchronous training, bit for bit. With `mode=asp` every push is
-applied on arrival, and any `world_size` batches count as one step of the run, whichever ranks processed them. The run,
-and every interval between two evaluations, ends when the ranks together have processed as many batches as synchronous
-ranks would. A slow rank processes fewer batches of its own shard and no other rank waits for it; learning rate and
-epoch follow the step count that a rank last received from the server.
+`staleness` steps ahead of another; staleness 0 gives the result of synchronous training, bit for bit. With `mode=asp`
+every push is applied on arrival, and any `world_size` batches count as one step of the run, whichever ranks processed
+them. The run, and every interval between two evaluations, ends when the ranks together have processed as many batches
+as synchronous ranks would. A slow rank processes fewer batches of its own shard, and no other rank waits for it.
+Learning rate and epoch of a rank follow the number of steps that the rank last received from the server.
 
 Source: Dean et al., "Large scale distributed deep networks" (NIPS 2012); Ho et al., "More effective distributed ML via
 a stale synchronous parallel parameter server" (NIPS 2013).
@@ -52,12 +52,12 @@ from gradwire.step_guard import StepGuard
 
 @dataclasses.dataclass(kw_only=True)
 class AsyncServer(Strategy, name="async_server"):
-    """Train on a parameter server.
+    """Train with a parameter server: workers push gradients, and the server sends back parameters.
 
     Bytes: a worker pushes one packed payload per layer; the server answers each step with all parameters in fp32.
 
     Raises:
-        OptionError: `staleness` is set with mode=asp, which has no bound.
+        OptionError: `staleness` is set with mode=asp, which does not bound the staleness.
     """
 
     default_collectives: ClassVar[tuple[str, ...]] = ("server",)
@@ -73,7 +73,7 @@ class AsyncServer(Strategy, name="async_server"):
         super().__post_init__()
         if self.staleness and self.mode != "ssp":
             raise OptionError(
-                f"{self.component_name}: staleness={self.staleness} bounds mode=ssp; leave it out of mode={self.mode}"
+                f"{self.component_name}: staleness={self.staleness} has a meaning only with mode=ssp; leave it out"
             )
 
     @override
@@ -152,7 +152,7 @@ class AsyncServer(Strategy, name="async_server"):
         Args:
             parameters: the parameters that the server updates.
             world_size: number of workers.
-            timeout_s: longest wait of one worker for the others, in seconds.
+            timeout_s: longest wait of a worker for other workers, in seconds.
         """
         staleness = None if self.mode == "asp" else self.staleness
         return ParameterServer(parameters, world_size, timeout_s, staleness=staleness)
@@ -201,8 +201,8 @@ class ServerParameters:
         A layer that is in no push keeps its weights.
 
         Args:
-            pushes: the gradients that workers sent, in rank order; the learning rate is that of the first push times
-                num_terms / world_size.
+            pushes: the gradients that workers sent, in rank order; the step uses the learning rate of the first push,
+                times num_terms / world_size.
             num_terms: number of workers' gradients that one update averages.
         """
         first = pushes[0]
@@ -239,9 +239,9 @@ class ServerParameters:
 def star(root: int, timeout_s: float) -> dict[int, Transport]:
     """Connect `root` with every other rank, and return this rank's connections; every rank must call this function.
 
-    The dict of `root` has one connection per other rank, by that rank. The dict of another rank has only its connection
-    to `root`, by its own rank. Each connection is a separate process group, in which `root` is rank 0, because threads
-    must not share a process group.
+    The result maps ranks to connections. On `root` it has one entry for every other rank. On another rank it has a
+    single entry: this rank's own number, with its connection to `root`. Each connection is a separate process group, in
+    which `root` is rank 0, because threads must not share a process group.
 
     Args:
         root: the rank that is also the server.
@@ -257,14 +257,14 @@ def star(root: int, timeout_s: float) -> dict[int, Transport]:
 
 
 def serve_worker(server: ParameterServer, session: Session, link: Transport, numels: Sequence[int]) -> None:
-    """Answer the worker at the other end of `link` until it disconnects; every worker raises an exception of it."""
+    """Answer the worker at the other end of `link` until it disconnects; raise any error in every worker."""
     try:
         serve(link, session, numels)
     except Exception as error:  # noqa: BLE001 - re-raised in every worker, including this process's own
         server.fail(error)
 
 
-WORKER_TIMEOUT_FACTOR = 1.2  # workers wait longer, so that the server's message can name the rank it waits for
+WORKER_TIMEOUT_FACTOR = 1.2  # workers wait longer than the server, whose error names the late rank
 
 
 class AsyncTraining(BoundStrategy):
@@ -329,7 +329,7 @@ class AsyncTraining(BoundStrategy):
         state = super().state_dict()
         if self._server is not None:
             state["server"] = self._server.state_dict() | {"parameters": self._parameters.state_dict()}
-        dist.barrier()  # no rank continues before all have their state
+        dist.barrier()  # no rank continues before all ranks have their state
         return state
 
     @override
@@ -343,7 +343,7 @@ class AsyncTraining(BoundStrategy):
     @override
     def close(self) -> None:
         super().close()
-        for thread in self._server_threads:  # each ends when its worker has disconnected
+        for thread in self._server_threads:  # each thread ends when its worker has disconnected
             thread.join()
 
     @torch.no_grad()

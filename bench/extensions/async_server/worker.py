@@ -1,4 +1,4 @@
-"""One worker of the asynchronous server: it pushes gradients during backward and pulls parameters."""
+"""One worker of the asynchronous parameter server, which pushes gradients during backward and pulls parameters."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,10 +30,11 @@ class AsyncWorker:
 
     Args:
         reducer: compresses this worker's gradients and keeps its residuals.
-        server: this worker's connection to the server; only the thread uses it.
+        server: this worker's connection to the server; only the encoding thread uses it.
         layers: all trainable parameters; each gets a backward hook.
         links: the transports whose traffic counts as this rank's.
-        guard: with "skip" only this worker's gradients of the step are dropped, because ranks do not vote.
+        guard: checks gradients for non-finite values. With "skip", only this worker's gradients of the step are
+            dropped, because ranks do not vote on skipping.
 
     Attributes:
         answer: the server's last answer, with the parameters of the next step; unset before the first `finish_step`.
@@ -51,7 +52,7 @@ class AsyncWorker:
         guard: StepGuard,
     ) -> None:
         self.reducer = reducer
-        # A worker keeps nothing from step to step beside its reducer; the server's state is the server's.
+        # The reducer has the only state that a worker keeps from step to step; the server saves its own state.
         self.state_dict, self.load_state_dict = reducer.state_dict, reducer.load_state_dict
         self.residual_norms = reducer.residual_norms
         self._server = server
@@ -66,7 +67,7 @@ class AsyncWorker:
 
     @property
     def nbytes(self) -> Mapping[str, int]:
-        """Return the bytes of the tensors that this rank's reducer keeps from step to step, by purpose."""
+        """Return, by purpose, the bytes of the tensors that this rank's reducer keeps from step to step."""
         return self.reducer.nbytes
 
     @property
@@ -92,7 +93,7 @@ class AsyncWorker:
     def finish_step(self) -> StepReport:
         """Wait until all gradients are sent and the next step's parameters are received (`answer`).
 
-        Return the step's report. An exception that was raised in the sending thread is raised here.
+        Return the step's report. An exception of the encoding thread is raised here.
         """
         backward_ended = time.perf_counter()
         for job in self._jobs:
@@ -126,7 +127,7 @@ class AsyncWorker:
         started = time.perf_counter()
         gradient = cast(torch.Tensor, cast(nn.Parameter, layer.weight).grad)
         self._guard.screen_([gradient])
-        if not self._guard.saw_nonfinite:  # after a non-finite layer, no other is encoded in this step
+        if not self._guard.saw_nonfinite:  # after a non-finite gradient, no layer is encoded in this step
             bucket = Bucket(layers=[layer], gradients=[gradient.flatten()], step=self._step)
             payload = self.reducer.message(bucket)
             assert payload is not None  # layers without elements have no hook

@@ -1,1 +1,1 @@
-"""Ranks that train with local steps and may be lost and return: the strategy `elastic`."""
+"""The strategy `elastic`: ranks train with local steps, and may be lost and return."""

@@ -1,4 +1,4 @@
-"""A channel between rank 0 and another rank: short messages over a TCP connection, apart from the sums of tensors."""
+"""A channel between rank 0 and another rank: a TCP connection for short messages; tensors are summed elsewhere."""
 
 import contextlib
 import dataclasses
@@ -11,19 +11,19 @@ from typing import Any
 
 from collectives.transport.base import Ledger, Purpose
 
-_LENGTHS = struct.Struct("<IQ")  # of a message's JSON text and of its body, in bytes
+_LENGTHS = struct.Struct("<IQ")  # lengths of a message's JSON text and of its body, in bytes
 _STRANGERS_ROOM = 4096
 _PART_BYTES = 1 << 18
-# A connection to a machine that has lost its power or its link breaks after about a minute, or after the longest time
-# that the other rank may take no part of a message, if that is longer. While bytes are not acknowledged, the kernel
-# sends no keep-alive probes; TCP_USER_TIMEOUT, in milliseconds, ends the wait, also that for room in a full buffer.
+# If the other machine loses its power or its link, the connection breaks after about a minute, or later if the other
+# rank may go longer without taking a part of a message. While sent bytes are not acknowledged, the kernel sends no
+# keep-alive probes. Then TCP_USER_TIMEOUT (milliseconds) ends the wait, and also a wait for room in a full buffer.
 _SILENCE_S = 60.0
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 3}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MembershipMessage:
-    """A message: what it is about, values that JSON can hold, and bytes."""
+    """A message on a channel: its kind, values that JSON can hold, and further bytes."""
 
     kind: str
     values: dict[str, Any]
@@ -31,16 +31,16 @@ class MembershipMessage:
 
 
 class Channel:
-    """One end of a connection that carries messages; used from one thread.
+    """One end of a TCP connection that carries messages; used from one thread.
 
     Args:
         sock: the connected socket.
         ledger: counts the messages that this rank sends.
-        send_s: longest time in which the other rank must take a message, in seconds.
-        stall_s: longest time in which it takes no part of a message, in seconds.
+        send_s: seconds within which the other rank must take a whole message.
+        stall_s: longest time in seconds for which the other rank may take no part of a message.
 
     Attributes:
-        is_trusted: False as long as another program may be at the other end; longer messages are then refused.
+        is_trusted: False while the program at the other end may be no rank of the run; long messages are then refused.
     """
 
     def __init__(
@@ -64,12 +64,13 @@ class Channel:
         Args:
             kind: what the message is about.
             body: bytes that follow the values.
-            purpose: the purpose for which its bytes are counted; None to count none, because it is no part of training.
+            purpose: the purpose under which the message's bytes are counted; None for a message that is not part of
+                training, whose bytes are not counted.
             values: values that JSON can hold.
 
         Raises:
-            TimeoutError: the other rank takes no messages; the next one would begin within this one, so close the
-                channel.
+            TimeoutError: the other rank did not take the message in time. Close the channel, because the next message
+                would begin inside this one.
             OSError: the connection is broken.
         """
         text = json.dumps({"kind": kind} | values).encode()
@@ -99,7 +100,7 @@ class Channel:
 
         Raises:
             OSError: the connection is broken, or the other rank has closed it.
-            ValueError: the other program does not send such messages.
+            ValueError: the received bytes are not a message of a `Channel`.
         """
         self.sock.settimeout(0)
         with contextlib.suppress(BlockingIOError):  # nothing has arrived

@@ -1,6 +1,7 @@
 """`Coordinator`: rank 0 decides who takes part in each exchange, and admits ranks that start (see `membership.py`).
 
-It works in rank 0's own thread, during exchanges and evaluations; meanwhile the kernel keeps what other ranks send.
+The coordinator runs in rank 0's training thread, during exchanges and evaluations. At other times, the kernel buffers
+what other ranks send.
 """
 
 import collections
@@ -22,14 +23,14 @@ from bench.extensions.elastic.channel import Channel, MembershipMessage
 from bench.extensions.elastic.membership import COORDINATOR_KEY, Membership, Participants, Rendezvous
 from collectives.transport.base import Ledger, MembershipError
 
-# Sums that may fail in a row before the run does; a rank that returns may fail again in the same sum.
+# The run fails when an exchange has failed this many times. A rank that returns may fail again in the same exchange.
 MOST_ATTEMPTS = 8
 _MOST_STRANGERS, _MOST_POLLS = 64, 1024
-# Seconds for which rank 0 waits for a rank that takes nothing of a message.
+# Seconds for which rank 0 waits for a rank that takes no part of a message.
 STALL_S = 10.0
-# Seconds for which it waits for reports of the other members once a sum has failed.
+# Seconds for which rank 0 waits for the reports of the other members once a sum has failed.
 REPORTS_S = 10.0
-# Seconds for which it waits for the others to leave at the end.
+# Seconds for which rank 0 waits for the other ranks to leave at the end of the run.
 FAREWELL_S = 10.0
 
 
@@ -38,12 +39,12 @@ class _Peer:
     """Another rank, as rank 0 sees it.
 
     Attributes:
-        status: "stranger" before it has greeted, "waiting" to join, "member", or "late" after it was left out.
-        since: the number of the first exchange in which it can take part.
-        ready: the number of the exchange for which it is ready; None while it trains.
-        problem: why its last sum failed, "" if it succeeded, None until it says so.
-        steps: steps that it has made since it joined.
-        why_late: the sentence that says why it was left out.
+        status: "stranger" until the rank names itself, "waiting" to join, "member", or "late" after it was left out.
+        since: number of the first exchange in which the rank can take part.
+        ready: number of the exchange for which the rank is ready; None while it trains.
+        problem: why the rank's last sum failed; "" if the sum succeeded; None until the rank has reported.
+        steps: number of steps that the rank has made since it joined.
+        why_late: a sentence that says why the rank was left out; "" if it was not.
     """
 
     channel: Channel
@@ -62,13 +63,13 @@ def _log(sentence: str) -> None:
 
 
 class Coordinator(Membership):
-    """Rank 0: decide who takes part, and admit ranks that start.
+    """The membership on rank 0: decide which ranks take part in exchanges, and admit ranks that start.
 
     Args:
-        rendezvous: how to find the other ranks, the quorum and the deadline.
+        rendezvous: tells how to find the other ranks, and gives quorum and deadline.
         ledger: counts the messages of rank 0.
-        state: returns the state with which a rank joins before the exchange of a number.
-        while_waiting: called at least once a second while rank 0 waits for others.
+        state: given the number of the next exchange, returns the state from which a rank that joins starts.
+        while_waiting: called at least once a second while rank 0 waits for other ranks.
     """
 
     def __init__(
@@ -90,9 +91,9 @@ class Coordinator(Membership):
         address = self._listener.getsockname()[:2]
         rendezvous.store.set(COORDINATOR_KEY, json.dumps([*address, self._token, self._answer]))
         self._peers: list[_Peer] = []
-        self._all_members: list[_Peer] = []  # all that were members at any time
+        self._all_members: list[_Peer] = []  # everyone that was a member at any time
         self._figures: dict[int, dict[_Peer, dict[str, Any]]] = collections.defaultdict(dict)  # by step
-        self._exchange = 0  # the next exchange
+        self._exchange = 0  # number of the next exchange
         self._generation = 0
         self._connected: list[_Peer] | None = None  # the members that have connections to each other
         self._attempts = 0
@@ -142,7 +143,7 @@ class Coordinator(Membership):
         left = self._with("member")
         problems += [peer.problem for peer in left if peer.problem]
         if problems:
-            self._connected = None  # one broken connection has closed them all
+            self._connected = None  # one broken connection has closed all connections
             self._attempts += 1
             if self._attempts == MOST_ATTEMPTS:
                 raise MembershipError(
@@ -177,7 +178,7 @@ class Coordinator(Membership):
             self._send(peer, "end", answer=self._answer)
         limit = time.monotonic() + FAREWELL_S
         while len(self._peers) > len(self._with("stranger")) and time.monotonic() < limit:
-            self._poll(limit)  # whatever a rank asks for now, the answer was sent
+            self._poll(limit)  # "end", sent above, answers whatever a rank asks for now
         self.disconnect()
 
     @override
@@ -192,11 +193,11 @@ class Coordinator(Membership):
         return sorted((peer for peer in self._peers if peer.status == status), key=lambda peer: peer.rank)
 
     def _summing(self) -> list[_Peer]:
-        """Return the members that have not said whether their sum succeeded."""
+        """Return the members that have not yet reported whether their sum succeeded."""
         return [peer for peer in self._with("member") if peer.problem is None]
 
     def _await_quorum(self) -> None:
-        """Wait until all members are ready; or, once a quorum is, until the deadline, and leave out the others.
+        """Wait until all members are ready, but once a quorum is, at most until the deadline; leave out late members.
 
         Raises:
             MembershipError: no quorum was ready in time.
@@ -218,7 +219,7 @@ class Coordinator(Membership):
                 limit = min(last, now + self._rendezvous.deadline_s)
             if now < limit:
                 if 1 + len(members) < quorum and self._admit_waiting():
-                    limit = last = now + seconds  # for the steps until the exchange
+                    limit = last = now + seconds  # time for the new members' steps until the exchange
                 self._poll(limit)
             elif num_ready >= quorum:
                 for peer in awaited:
@@ -235,7 +236,7 @@ class Coordinator(Membership):
         return any(peer not in self._figures[step] for peer in expected)
 
     def _admit_waiting(self) -> bool:
-        """Send the state to the ranks that wait to join, and return whether there were any."""
+        """Send the state to the ranks that wait to join; return True if there were any."""
         if waiting := self._with("waiting"):
             body = self._state(self._exchange)
             for peer in waiting:
@@ -244,20 +245,20 @@ class Coordinator(Membership):
                 if self._has_begun:
                     self.num_returned += 1
                     _log(f"rank {peer.rank} returns before exchange {self._exchange}")
-                purpose = "state" if self._has_begun else None  # nor are equal weights counted without a quorum
+                purpose = "state" if self._has_begun else None  # equal first weights are not counted, as in other runs
                 self._send(peer, "state", body, purpose=purpose, answer=self._answer)
         return bool(waiting)
 
     def _take_arrived(self) -> None:
-        """Take the messages that have come, but not for ever if another program sends without end."""
+        """Process the messages that have arrived, but not for ever if another program sends without end."""
         for _ in range(_MOST_POLLS):
             if not self._poll(0):
                 return
 
     def _poll(self, limit: float) -> bool:
-        """Wait for messages, a second at most and until a time of `time.monotonic`, and take those that have come.
+        """Wait for messages until `limit` (a time of `time.monotonic`), but at most a second, and process them.
 
-        Return False if there are none.
+        Return True if anything has arrived, otherwise False.
         """
         self._while_waiting()
         events = self._selector.select(max(0.0, min(limit - time.monotonic(), 1.0)))
@@ -285,9 +286,9 @@ class Coordinator(Membership):
     def _read(self, peer: _Peer) -> None:
         try:
             for message in peer.channel.arrived():
-                if peer in self._peers:  # the last message may have been its end
+                if peer in self._peers:  # the previous message may have ended the connection
                     self._take(peer, message)
-        except (OSError, ValueError, RecursionError):  # closed, or another program's nonsense
+        except (OSError, ValueError, RecursionError):  # closed, or another program sent something invalid
             self._lose(peer, "its connection is closed")
 
     def _take(self, peer: _Peer, message: MembershipMessage) -> None:

@@ -1,13 +1,13 @@
 """`ElasticMembers`: ranks that train with local steps may be lost and return.
 
-An exchange takes place among the ranks that are there (`membership.py`), and the mean is that of their differences. If
-a member is lost before all have the sum, the others repeat the exchange from the same differences. Once all of them
-have the sum, they move their outer copies and accept their residuals. So outer copies stay equal bit for bit.
+An exchange averages the parameter differences of the ranks that are present (`membership.py`). If a member is lost
+before all members have the sum, the others repeat the exchange with the same differences. Once all remaining members
+have the sum, they update their outer copies and keep the new residuals. So outer copies stay equal bit for bit.
 
 Source: Douillard et al. 2024 (asynchronous local SGD, arXiv:2401.09135) for workers that come and go; torchft (PyTorch)
 for a quorum that is agreed upon before every exchange of DiLoCo.
-Differs: a rank that starts takes over the outer copy with its optimizer's state and buffers, and no inner optimizer
-state or residual; rank 0 decides alone who takes part, so the run ends if rank 0 is lost.
+Differs: a rank that starts receives the outer copy, the outer optimizer's state and the buffers, but no inner optimizer
+state and no residual; rank 0 alone decides who takes part, so the run ends if rank 0 is lost.
 """
 
 import dataclasses
@@ -31,35 +31,35 @@ from gradwire.exchange.report import Bucket
 from gradwire.local.exchange import LocalSteps, Members
 from gradwire.local.fragments import FragmentExchange
 
-# Seconds for the members to connect; all are ready, so one that does not connect is lost.
+# Seconds within which the members must connect. All members are ready, so a member that does not connect is lost.
 CONNECT_WITHIN_S = 10.0
 
 
 class ElasticMembers(Members):
-    """Ranks that may be lost and return.
+    """The ranks of a run with local steps in which ranks may be lost and return.
 
     Args:
-        collective: sums the payloads of those that take part.
-        rendezvous: how to find the other ranks, the quorum and the deadline.
+        collective: sums the payloads of the ranks that take part.
+        rendezvous: tells how to find the other ranks, and gives quorum and deadline.
 
     Attributes:
-        membership: decides who takes part in the exchanges; set by `join`.
+        membership: decides which ranks take part in exchanges; set by `join`.
     """
 
     membership: Membership
 
     def __init__(self, collective: Collective, rendezvous: Rendezvous) -> None:
-        # Before the first exchange nothing is summed; `_connect` binds `collective` to those that take part.
+        # Before the first exchange nothing is summed; `_connect` binds `collective` to the ranks that take part.
         self.collective, self.transport = Ring(), SingleRank()
         self._unbound, self._rendezvous = collective, rendezvous
-        self._generation = 0  # of the connections to the others
+        self._generation = 0  # number of the current connections to other ranks
 
     @override
     def join(self, local: LocalSteps, while_waiting: Callable[[], None], has_joined: Callable[[], None]) -> int:
-        """Join the run; return the step of the run from which this rank trains.
+        """Join the run; return the index of the step from which this rank trains.
 
         Raises:
-            MembershipError: the ranks did not start in time, or rank 0 refuses this one.
+            MembershipError: the ranks did not start in time, or rank 0 refuses this rank.
             TransportError: rank 0 does not answer.
         """
         rendezvous, ledger = self._rendezvous, self.transport.ledger
@@ -85,11 +85,11 @@ class ElasticMembers(Members):
 
     @property
     def _steps_here(self) -> int:
-        """Return the steps that this rank has made since it joined."""
+        """Return the number of steps that this rank has made since it joined."""
         return self._local.num_steps - self._first_step
 
     def share_figures(self, own: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
-        """Send this rank's figures to rank 0, as `Membership.share_figures`, after the last step that it has made."""
+        """Call `Membership.share_figures` with this rank's figures after its latest step."""
         return self.membership.share_figures(self._local.num_steps, own, self._steps_here)
 
     @override
@@ -114,7 +114,7 @@ class ElasticMembers(Members):
     @override
     def admit(self) -> None:
         self.membership.admit()
-        if self._steps_here == self._rendezvous.interval:  # the end of its first exchange
+        if self._steps_here == self._rendezvous.interval:  # this rank has ended its first exchange
             self._has_joined()
 
     @override
@@ -122,7 +122,7 @@ class ElasticMembers(Members):
         self.membership.close()
 
     def _connect(self, local: LocalSteps, participants: Participants) -> None:
-        """Connect this rank to the others that take part, unless that was done before."""
+        """Connect this rank to the other ranks that take part, unless they are connected already."""
         if participants.generation == self._generation:
             return
         self._generation = participants.generation

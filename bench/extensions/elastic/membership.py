@@ -5,13 +5,14 @@ Every rank but 0 has a channel to rank 0. An exchange is one round of messages o
     other ranks -> rank 0   ready      with the exchange's number
     rank 0 -> other ranks   go         with the members: the ranks that take part
     (the members sum, over connections of their own)
-    other ranks -> rank 0   summed     and whether the sum succeeded
+    other ranks -> rank 0   summed     with the reason if the sum failed
     rank 0 -> other ranks   commit     if all members that are left succeeded; otherwise `again`: repeat the round
 
-A rank whose channel breaks is lost. Once `quorum` ranks are ready, the others have `deadline` seconds; a rank that is
-later is told so and has to start again. A rank that starts, at first or again, connects to rank 0, which sends it the
-outer copy after the next exchange; with fewer members than the quorum, at once. Rank 0 writes its address and a random
-token into a store, so only ranks with access to the store can join.
+A rank whose channel breaks is lost. Once `quorum` ranks are ready, rank 0 waits `deadline` seconds for the others; it
+tells a rank that comes later that it was left out, and this rank has to start again. A rank that starts, for the first
+time or again, connects to rank 0. Rank 0 sends it the outer copy after the next exchange, or at once if there are fewer
+members than the quorum. Rank 0 writes its address and a random token into a store, so only ranks with access to the
+store can join.
 """
 
 import abc
@@ -31,26 +32,26 @@ from typing_extensions import override
 from bench.extensions.elastic.channel import Channel, MembershipMessage
 from collectives.transport.base import Ledger, MembershipError, RunEnded, TransportError
 
-# Seconds for one try to connect to rank 0, and until the next one.
+# Seconds that an attempt to connect to rank 0 may take, and seconds until the next attempt.
 CONNECT_S, RETRY_S = 10.0, 0.5
-# Key of rank 0's address and tokens in the store.
+# Key in the store under which rank 0 writes its address and tokens.
 COORDINATOR_KEY = "gradwire/coordinator"
 
 
 @dataclasses.dataclass(kw_only=True)
 class Rendezvous:
-    """How a rank finds and recognises the others, and when they exchange without some.
+    """How a rank finds and recognises the other ranks, and when an exchange goes on without absent ranks.
 
     Attributes:
         rank: number of this rank.
         world_size: number of ranks if none is lost.
-        store: rendezvous store that all ranks can reach, also those that start later.
-        host: this machine's address as others see it.
+        store: rendezvous store that all ranks can reach, also ranks that start later.
+        host: this machine's address, as other machines see it.
         digest: identifies the run; a rank of another run is refused.
-        timeout_s: longest wait for the first start of all ranks, or for a quorum, in seconds.
+        timeout_s: longest wait in seconds for all ranks to start, and later for a quorum to be ready.
         quorum: smallest number of ranks for an exchange.
-        deadline_s: seconds that a quorum of ready ranks waits for the others.
-        interval: steps between two exchanges.
+        deadline_s: seconds for which a quorum of ready ranks waits for the other ranks.
+        interval: number of steps between two exchanges.
     """
 
     rank: int
@@ -65,13 +66,16 @@ class Rendezvous:
 
     @property
     def sum_timeout_s(self) -> float:
-        """Return the longest wait in a sum, after which the others repeat it before the launcher ends a silent run."""
+        """Return the longest wait in a sum, in seconds.
+
+        It is so short that the other ranks can repeat the sum before the launcher ends a run that shows no progress.
+        """
         return self.timeout_s / 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Participants:
-    """The ranks that take part in an exchange, in order; another generation means new connections between them."""
+    """The ranks that take part in an exchange, in ascending order; they connect anew when `generation` changes."""
 
     generation: int
     ranks: Sequence[int]
@@ -81,7 +85,8 @@ class Membership(abc.ABC):
     """One rank's view of who takes part in the exchanges.
 
     Attributes:
-        num_lost, num_returned: how many times a rank was lost or left out, and joined again; known to rank 0.
+        num_lost: number of times that a rank was lost or left out; counted only on rank 0.
+        num_returned: number of times that a rank joined again; counted only on rank 0.
     """
 
     num_lost = 0
@@ -92,17 +97,17 @@ class Membership(abc.ABC):
         """Join the run; return the state from which this rank starts, or None on rank 0, which begins the run.
 
         Raises:
-            MembershipError: the ranks did not start in time, or rank 0 refuses this one.
+            MembershipError: the ranks did not start in time, or rank 0 refuses this rank.
             TransportError: rank 0 does not answer.
         """
 
     @abc.abstractmethod
     def begin(self, exchange: int, steps: int) -> Participants:
-        """Announce that this rank is ready for an exchange, and return who takes part in it.
+        """Announce that this rank is ready for an exchange, and return the ranks that take part in the exchange.
 
         Args:
             exchange: number of the exchange.
-            steps: steps that this rank has made since it joined.
+            steps: number of steps that this rank has made since it joined.
 
         Raises:
             MembershipError: this rank came too late, or fewer ranks than the quorum are left.
@@ -112,10 +117,17 @@ class Membership(abc.ABC):
 
     @abc.abstractmethod
     def agree(self, problem: str | None) -> bool:
-        """Return True if the sum succeeded on all members that are still there; otherwise call `begin` again.
+        """Report how this rank's sum ended; return True if the sum succeeded on all members that are not lost.
+
+        If the result is False, call `begin` again.
 
         Args:
-            problem: why it failed on this rank; None if it succeeded. The errors are those of `begin`.
+            problem: why the sum failed on this rank; None if it succeeded.
+
+        Raises:
+            MembershipError: as in `begin`.
+            RunEnded: as in `begin`.
+            TransportError: as in `begin`.
         """
 
     def admit(self) -> None:  # noqa: B027 - the task of rank 0
@@ -123,33 +135,34 @@ class Membership(abc.ABC):
 
     @abc.abstractmethod
     def share_figures(self, step: int, own: dict[str, Any], steps: int) -> tuple[list[dict[str, Any]], int]:
-        """Send this rank's figures to rank 0, which returns those of all ranks that are there, its own first.
+        """Send this rank's figures to rank 0; on rank 0, return the figures of all members, its own first.
 
-        Other ranks return their own. Figures that do not come within the deadline are left out.
+        Other ranks return only their own figures. Rank 0 leaves out figures that do not come within the deadline.
 
         Args:
-            step: the step of the run that the figures are of.
-            own: values that JSON can hold.
-            steps: steps that this rank has made since it joined.
+            step: number of steps of the run after which the figures were taken.
+            own: this rank's figures by name; values that JSON can hold.
+            steps: number of steps that this rank has made since it joined.
 
         Returns:
-            The figures, and the steps of the ranks that are lost or late, as far as they have told rank 0.
+            The figures; and the number of steps that lost and late ranks had made when rank 0 last heard of them, which
+            is 0 on other ranks than rank 0.
         """
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Leave the run; rank 0 ends it for the others, too."""
+        """Leave the run; on rank 0, also end the run for the other ranks."""
 
     @abc.abstractmethod
     def disconnect(self) -> None:
-        """Close all channels without a message, as the end of the process does."""
+        """Close all channels without sending a message, as if the process had ended."""
 
 
 class Member(Membership):
-    """Any rank but 0: follow the decisions of rank 0.
+    """The membership on any rank except rank 0: follow the decisions of rank 0.
 
     Args:
-        rendezvous: how to find rank 0.
+        rendezvous: tells how to find rank 0.
         ledger: counts the messages of this rank.
     """
 
@@ -202,7 +215,7 @@ class Member(Membership):
     def _send(self, kind: str, **values: Any) -> None:
         assert self._channel is not None
         try:
-            with contextlib.suppress(ConnectionError):  # rank 0 may have said why before it closed the connection
+            with contextlib.suppress(ConnectionError):  # rank 0 may have sent a reason before it closed this
                 self._channel.send(kind, **values)
         except OSError as error:
             self._channel.close()
@@ -215,11 +228,11 @@ class Member(Membership):
         assert self._channel is not None
         try:
             return self._channel.receive()
-        except (OSError, ValueError, RecursionError) as error:  # closed, or another program's nonsense
+        except (OSError, ValueError, RecursionError) as error:  # closed, or another program sent something invalid
             raise self._lost(error) from error
 
     def _obeyed(self, message: MembershipMessage) -> MembershipMessage:
-        """Return a message of rank 0, unless it says that this rank takes part no longer."""
+        """Return a message from rank 0; raise an error if it says that this rank no longer takes part."""
         rank = self._rendezvous.rank
         match message.kind:
             case "end":
@@ -241,7 +254,7 @@ class Member(Membership):
 
 
 def _connected(address: tuple[str, int], limit: float) -> socket.socket:
-    """Connect to rank 0; try again until a time of `time.monotonic`, because this rank's own link may come back."""
+    """Connect to rank 0; retry until `limit` (a time of `time.monotonic`), because this rank's link may come back."""
     while True:
         try:
             return socket.create_connection(address, CONNECT_S)

@@ -1,9 +1,9 @@
-"""Elastic: local steps of ranks that may be lost and return, except for rank 0.
+"""Elastic: ranks train with local steps, and every rank except rank 0 may be lost and return.
 
-An exchange averages over all ranks that are there, except for those that come more than `deadline` seconds after
+An exchange averages over the ranks that are present. It leaves out ranks that come more than `deadline` seconds after
 `quorum` ranks were ready. A lost rank starts again from the outer copy, without inner optimizer state and residual.
 
-Source: as `members.py`.
+Source: see `members.py`.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from compressors.base import Compressor
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Elastic(Local, name="elastic"):
-    """Exchange differences of parameters among the ranks that are there; the other options are those of `local`.
+    """Exchange parameter differences among the ranks that are present; the other options are those of `local`.
 
     Rank 0 evaluates and gathers the figures of all ranks.
 
@@ -90,8 +90,8 @@ class Elastic(Local, name="elastic"):
         return [
             Refusal(
                 config.checkpoint_every > 0,
-                f"--checkpoint-every needs all ranks at one step, and with {name} some may be lost, which start again "
-                "by themselves",
+                f"--checkpoint-every needs all ranks at the same step, and with {name} some may be lost; they start "
+                "again without a checkpoint",
                 [{"checkpoint_every": None}],
             ),
             Refusal(config.device == "cuda", f"{name} connects ranks on CPUs, not on cuda", [{"device": "cpu"}]),
@@ -128,7 +128,7 @@ class Elastic(Local, name="elastic"):
 
 
 def _bound_to_all(part: Collective) -> str:
-    """Return why a collective needs all ranks at all times; empty if it does not."""
+    """Return why a collective needs all ranks at all times; empty if it works without some ranks."""
     name = part.component_name
     if isinstance(part, Native):
         return f"{name} is an operation of one process group, which breaks when a rank is lost"
@@ -140,12 +140,12 @@ def _bound_to_all(part: Collective) -> str:
 
 
 class ElasticTraining(LocalTraining):
-    """Train on this rank alone between exchanges; on rank 0, report the figures of all ranks that are there.
+    """Train on this rank alone between exchanges; on rank 0, report the figures of all ranks that are present.
 
     Args:
         setup: the run's components and this rank's model.
         options: the strategy with its options.
-        members: who takes part in the exchanges.
+        members: the ranks that take part in exchanges.
     """
 
     _members: ElasticMembers
@@ -157,7 +157,7 @@ class ElasticTraining(LocalTraining):
 
     @override
     def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the figures of these ranks; those of rank 0 include the samples of the others."""
+        """Return one dict of figures per rank; the samples of lost and late ranks are added to those of rank 0."""
         figures, missing = self._members.share_figures(own)
         figures[0] = own | {"samples": own["samples"] + missing * self._samples_per_step}
         return figures

@@ -1,1 +1,1 @@
-"""Layers placed on devices of several kinds: the strategy `placed`, and `bench place`, which predicts its step."""
+"""The strategy `placed`: layers are placed on devices of several kinds. `bench place` predicts a step of it."""

@@ -1,4 +1,4 @@
-"""Trace a network, assign each of its operations to a device by kind, and plan which rank is which device."""
+"""Trace a network, assign each operation to a device by the operation's kind, and plan which rank is which device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.extensions.place.topology import Device, Role, Topology
 
 Work = Literal["matrix", "convolution", "activation", "other"]
 
-# Modules are recognised by class, functions and methods by name: `leaky_relu` does what `LeakyReLU` does.
+# Activation modules are recognised by class, functions and methods by name: `leaky_relu` does what `LeakyReLU` does.
 _ACTIVATIONS = tuple(name for name in nn.modules.activation.__all__ if name != "MultiheadAttention")
 _MODULES: Mapping[Work, tuple[type[nn.Module], ...]] = {
     "matrix": (nn.Linear, nn.Bilinear),
@@ -41,7 +41,7 @@ def work_of(node: fx.Node, traced: fx.GraphModule) -> Work:
     return "matrix" if name in _MATRIX_NAMES else "activation" if name in _ACTIVATION_NAMES else "other"
 
 
-# Key in a node's `meta`: the input that the original code changed in place there.
+# Key in a node's `meta`; the value is the input that the original code changed in place at this node.
 IN_PLACE = "changed in place"
 
 
@@ -51,7 +51,7 @@ def trace(model: nn.Module) -> fx.GraphModule:
     The modules in the traced network are copies that share the parameters and buffers of `model`.
 
     Raises:
-        UsageError: the network cannot be traced, for example because it branches on its input's values.
+        UsageError: the network cannot be traced, for example because it branches on the values of its input.
     """
     # modules are copied, tensors are not
     shared = copy.deepcopy(model, memo={id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
@@ -90,7 +90,7 @@ def _rewritten(node: fx.Node) -> bool:
 def parameters_of(node: fx.Node, traced: fx.GraphModule) -> list[str]:
     """Return the names of the trainable parameters that a node reads.
 
-    A parameter that several modules share has the name that it has in the first of them.
+    A parameter that several modules share is named as in the first of these modules.
     """
     read: list[torch.Tensor | None] = [attribute(traced, str(node.target))] if node.op == "get_attr" else []
     if node.op == "call_module":
@@ -133,8 +133,8 @@ class Assignment:
 def assign(traced: fx.GraphModule, pool: Sequence[Device], activations: ActivationPolicy = "asic") -> Assignment:
     """Assign every operation to a device of one pool (the devices that together hold one copy of the network).
 
-    Several devices with the same role take its operations in round-robin order. A module that is called twice stays on
-    one device, and so do all operations that read the same parameter.
+    Several devices with the same role take the role's operations in round-robin order. A module that is called twice
+    stays on one device, and so do all operations that read the same parameter.
 
     Args:
         traced: the traced network.
@@ -161,7 +161,7 @@ def assign(traced: fx.GraphModule, pool: Sequence[Device], activations: Activati
         return members[(num_assigned[role] - 1) % len(members)]
 
     device_of: dict[str, str] = {}
-    home: dict[str, str] = {}  # of parameters, and of modules that are called
+    home: dict[str, str] = {}  # device of each parameter, and of each module that is called
     nodes = [node for node in traced.graph.nodes if node.op != "output"]
     for node in nodes:
         keys = [f"module {node.target}"] if node.op == "call_module" else []
@@ -172,7 +172,7 @@ def assign(traced: fx.GraphModule, pool: Sequence[Device], activations: Activati
             device = next_device(work)
         device_of[node.name] = device or _beside(node.all_input_nodes, device_of, default="")
         home.update((key, device_of[node.name]) for key in keys if device_of[node.name])
-    for node in reversed(nodes):  # inputs and parameters have no producer: they lie where they are used
+    for node in reversed(nodes):  # inputs and parameters have no producer, so they are placed where they are used
         device_of[node.name] = device_of[node.name] or _beside(node.users, device_of, default=pool[0].name)
     return Assignment(device_of=device_of, notes=notes)
 
@@ -186,10 +186,11 @@ def check_values(traced: fx.GraphModule, inputs: torch.Tensor) -> None:
 
     Args:
         traced: a network whose tensors lie on the meta device.
-        inputs: a batch of what the network gets, on the meta device.
+        inputs: a batch of input samples, on the meta device.
 
     Raises:
-        UsageError: an operation does not make exactly one tensor, or changes in place a value that others use too.
+        UsageError: an operation does not make exactly one tensor, or changes in place a value that other operations use
+            too.
     """
     _Checker(traced).run(inputs)
 
@@ -212,7 +213,7 @@ class _Checker(fx.Interpreter):
     def _changes_shared_memory(self, n: fx.Node) -> bool:
         """Return True if a node changes in place memory that other values share.
 
-        Later uses of the changed value itself do not count, because `trace` redirects them.
+        Later uses of the changed value itself do not count, because `trace` redirects them to the new tensor.
         """
         if n.op == "call_function" and getattr(n.target, "__name__", "").endswith("_"):
             return True
@@ -224,7 +225,8 @@ class _Checker(fx.Interpreter):
         return any(user is not n and user not in self.env for node in sharing for user in node.users)
 
 
-# (node that makes a value, node that uses it) for a gradient; (node that makes it, "") for the value itself.
+# What a message holds: the gradient of a value, as (node that makes the value, node that uses it); or the value itself,
+# as (node that makes it, "").
 Edge = tuple[str, str]
 
 LOSS = "loss"
@@ -275,7 +277,7 @@ class Route:
 
         Args:
             source: index of the sending device among the replica's devices.
-            to: index of the receiving device among them.
+            to: index of the receiving device among the replica's devices.
         """
         nodes = [node for node in self.nodes if self.device_of[node.name] == source]
         values = [(node.name, "") for node in nodes if to in self.elsewhere(node)]
@@ -313,7 +315,7 @@ class Plan:
         Args:
             topology: the host and the devices.
             by: "type": one replica (copy of the network) over all devices; "data": one replica on each device; "both":
-                one replica over each pool of devices, all of which have equally many devices of every role.
+                one replica over each pool of devices; all pools have equally many devices of every role.
         """
         devices = topology.devices
         whole = [devices] if by == "type" else [(device,) for device in devices]

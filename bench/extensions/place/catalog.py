@@ -1,6 +1,6 @@
-"""The catalogue: figures of kinds of links and devices, from TOML files in `catalog/` and in a user's folder.
+"""The catalogue: rates and other figures of each kind of link and device, from TOML files.
 
-The figures of shared memory are measured on this machine.
+The files are in `catalog/` and in the user's folder. The figures of shared memory are measured on this machine.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ SHM = "shm"
 
 
 def folders(own: Path | None = None) -> list[Path]:
-    """Return the folders with catalogue files: this package's, the user's (which may not exist), and `own` if given.
+    """Return the folders of catalogue files: this package's, the user's (which may not exist), and `own` if given.
 
     Raises:
         UsageError: `own` contains no TOML file.
@@ -49,7 +49,7 @@ class LinkKind:
 
     Attributes:
         bytes_per_s: bytes per second in each direction.
-        latency_s: seconds that every transfer takes, whatever its length.
+        latency_s: seconds that every transfer takes in addition, whatever its length.
         figures: "nominal" if the figures come from data sheets, or "measured".
         source: text that says where the figures come from.
     """
@@ -99,7 +99,7 @@ class Catalog:
 
     @classmethod
     def read(cls, folders: Iterable[Path]) -> Self:
-        """Return the entries of every TOML file in the folders; a later entry replaces one of the same name.
+        """Return the entries of every TOML file in the folders; of entries with the same name, the last one counts.
 
         Raises:
             UsageError: a file is not valid, or contains anything but tables [link.NAME] and [device.NAME]; the message
@@ -200,8 +200,8 @@ _LINE = 128  # distance in bytes between the counters of the two sides, so that 
 def measured_link() -> LinkKind:
     """Measure how fast two processes on this machine pass messages through shared memory.
 
-    One-way times of a short and of a long message are measured, each as the median of many; a message is copied into
-    shared memory and out of it.
+    One-way times of a short and of a long message are measured, each as the median of many messages; a message is
+    copied into shared memory and out of shared memory.
 
     Raises:
         RunFailed: the other process did not answer.
@@ -261,7 +261,7 @@ class _Side:
 
 
 def _answer(path: str) -> None:
-    """Send every message back to the first process; this function runs in the second one."""
+    """Send every message back to the first process; this function runs in the second process."""
     die_with_parent()
     side = _Side(path, own=1)
     for message, nbytes in enumerate(_MESSAGES, start=1):

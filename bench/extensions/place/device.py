@@ -1,16 +1,16 @@
-"""A device process: it holds a part of one replica and computes on the host's commands.
+"""A device process, which holds a part of one replica and computes when the host commands it.
 
-A replica is a copy of the network. The device's peers hold the same part of the other replicas, and all sum their
-gradients. After the host has sent the device its part of
-the model, each step has these phases: the host sends the batch; the device runs forward and backward; with the sync
-trigger it waits until the host has seen all devices finish backward; the device averages its gradients with its peers;
-the host, which knows about all devices, says whether the step is skipped; the device updates its parameters.
+A replica is a copy of the network. The device's peers hold the same part of the other replicas; a device and its peers
+sum their gradients. After the host has sent the device its part of the model, each step has these phases: the host
+sends the batch; the device runs forward and backward; with the sync trigger it waits until the host has seen all
+devices finish backward; the device averages its gradients with its peers; the host, which knows about all devices, says
+whether the step is skipped; the device updates its parameters.
 
 `Stage` is the device's part of the network. Every operation has its own small autograd graph, so the gradient of its
 output can come from any device. If several operations use one value, their gradients are added in the order of
 autograd's engine: one by one, the last user's first. Losses and gradients are therefore bit for bit those of one
-process with as many threads, provided that torch's rounding does not depend on a tensor's strides: tensors that pass
-from device to device arrive contiguous.
+process with as many threads, if torch's rounding does not depend on a tensor's strides: a tensor that another device
+sent is always contiguous.
 """
 
 import collections
@@ -54,7 +54,7 @@ from gradwire.step_guard import StepGuard
 
 
 class _Done(NamedTuple):
-    """One operation that has run forward.
+    """One operation whose forward pass is done.
 
     Attributes:
         out: the operation's output.
@@ -96,7 +96,8 @@ class Stage:
         self._users = {node.name: route.users(node) for node in self._nodes}
         self._elsewhere = {node.name: route.elsewhere(node) for node in self._nodes}
         self._messages = {peer: route.messages(peer, own) for peer in set(route.device_of.values()) - {own}}
-        # What other devices still send in this step, in their order, and what has arrived and is not yet used.
+        # Values and gradients that each other device has still to send in this step, in order; and those that have
+        # arrived but are not used yet.
         self._expected: dict[int, list[Edge]] = {}
         self._arrived: dict[Edge, tuple[torch.Tensor | None, bool]] = {}
         self._transport = transport
@@ -109,14 +110,14 @@ class Stage:
         self.sent_bytes: collections.Counter[int] = collections.Counter()
 
     def forward(self, x: torch.Tensor | None, loss_of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:
-        """Run this device's operations, and send other devices the values that they need.
+        """Run the forward pass of this device's operations, and send other devices the values that they need.
 
         Args:
-            x: the mini-batch; None if another device takes it.
-            loss_of: computes the loss from the network's result; called on the device that makes the result.
+            x: the mini-batch; None if another device receives it.
+            loss_of: computes the loss from the network's output; called only on the device that computes this output.
 
         Returns:
-            The detached loss; None if another device makes the result.
+            The detached loss; None if another device computes the network's output.
         """
         self._expected = {peer: list(edges) for peer, edges in self._messages.items()}
         self._loss = None
@@ -142,11 +143,12 @@ class Stage:
         return self._loss[0].detach()
 
     def backward(self) -> None:
-        """Add to the parameters' gradients, and send other devices the gradients of their values.
+        """Run the backward pass of this device's operations; call this method after `forward`.
 
-        Call this method after `forward`.
+        Add to the gradients of this device's parameters, and send each other device the gradients of the values that it
+        sent to this device in forward.
         """
-        parts: dict[Edge, torch.Tensor | None] = {}  # gradients made on this device for values made on it
+        parts: dict[Edge, torch.Tensor | None] = {}  # gradients that this device computes for its own values
         if self._loss is not None:
             loss, logits = self._loss
             loss.backward()
@@ -182,14 +184,14 @@ class Stage:
         return function(*args, **kwargs)
 
     def _summed(self, node: fx.Node, parts: dict[Edge, torch.Tensor | None]) -> torch.Tensor | None:
-        """Return the gradient of a node's output: the sum of its users' gradients, the last user's first.
+        """Return the gradient of a node's output: the sum of the gradients from its users, added from last to first.
 
         Return None if no user has a gradient.
 
         Args:
             node: the node.
-            parts: gradients from users on this device, by (name of the node, name of the user); those that are summed
-                are removed. The others are received.
+            parts: gradients from users on this device, by (name of the node, name of the user); gradients that are
+                summed are removed. Gradients from users on other devices are received.
         """
         total = None
         for user in self._users[node.name]:
@@ -209,10 +211,10 @@ class Stage:
     def _receive(self, edge: Edge, peer: int) -> tuple[torch.Tensor | None, bool]:
         """Wait for a value or gradient from another device, and return it.
 
-        Each can be received only once.
+        Each value or gradient can be received only once.
 
         Args:
-            edge: the value or gradient.
+            edge: names the value or gradient.
             peer: index of the sending device among the replica's devices.
 
         Returns:
@@ -226,7 +228,7 @@ class Stage:
 
 
 class DeviceProcess(CommandedRank):
-    """Run this process as one device, which holds a part of one replica (copy of the network), on the host's commands.
+    """Run this process as a device: hold a part of one replica (copy of the network), and obey the host's commands.
 
     Args:
         config: the run's configuration.
@@ -301,7 +303,7 @@ class DeviceProcess(CommandedRank):
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._restored = state  # takes effect when the host has loaded the model onto the devices, its first command
+        self._restored = state  # applied after the host's first command, which loads the model
 
     @override
     def close(self) -> None:
@@ -353,9 +355,9 @@ class DeviceProcess(CommandedRank):
             self._cpu_s.append(time.process_time() - cpu_began)
 
     def _compute(self) -> None:
-        """Run forward and backward; the device that computes the loss sends it to the host after forward.
+        """Run forward and backward; the device that computes the loss sends the loss to the host after forward.
 
-        A straggler then sleeps until it is as slow as configured.
+        After backward, a straggler sleeps until its step is as slow as configured.
         """
         device = self._stage.device
         x = receive_tensor(self._transport, HOST_RANK, device)[0] if self._stage.takes_input else None
@@ -390,9 +392,9 @@ class DeviceProcess(CommandedRank):
         return StepReport(skipped=skipped, encode_s=0.0, exchange_s=0.0)
 
     def _gradients_in_pool(self) -> torch.Tensor | None:
-        """Place all gradients in shared memory of the collective `pool`, which other devices read without a copy.
+        """Place all gradients in memory that the collective `pool` shares, so that devices read them without a copy.
 
-        Return that memory as one flat tensor; None if gradients are compressed or another collective is used.
+        Return this memory as one flat tensor; None if gradients are compressed or another collective is used.
         """
         pool = self._channel.collective
         if not isinstance(pool, BoundPool) or not isinstance(self._channel.reducer.compressor, NoCompression):

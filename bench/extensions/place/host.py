@@ -46,9 +46,9 @@ class HostTraining(BoundStrategy):
         config: the run's configuration.
         model: the network, not wrapped in DDP; `synchronize` updates its parameters.
         plan: the map from ranks to devices.
-        stages: each device's part of the network, by rank; used only to know what each device holds.
+        stages: each device's part of the network, by rank; tells the host what each device holds.
         transport: connects all processes.
-        loop: a process group with only the host.
+        loop: a process group that contains only the host.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class HostTraining(BoundStrategy):
     @property
     @override
     def traffic(self) -> Mapping[Purpose, Traffic]:
-        return self._transport.traffic  # of the host; `replica_figures` returns what the devices sent
+        return self._transport.traffic  # of the host only; `replica_figures` returns the devices' traffic
 
     @override
     def residual_norms(self) -> dict[int, float]:
@@ -88,7 +88,7 @@ class HostTraining(BoundStrategy):
 
     @override
     def train_step(self, batch: Batch) -> StepReport:
-        """Send one mini-batch to each replica, wait until every device has updated its parameters, return the report.
+        """Send a mini-batch to each replica, wait until every device has updated its parameters, and return a report.
 
         With the sync trigger, also command the exchange of gradients once all devices have finished backward.
         """
@@ -131,13 +131,13 @@ class HostTraining(BoundStrategy):
         )
 
     def _hear_all(self) -> list[dict[str, Any]]:
-        """Return the next report of every device; until then, add up the gradients that devices ask the host to sum.
+        """Return the next report of every device; meanwhile, compute the sums of gradients that devices request.
 
-        The host sums one part of the network after another, so a device must not wait for the sums of another part
-        before it reports.
+        The host completes one part of the network before it begins the next, so a device must not wait for a sum of
+        another part before it reports.
         """
         reports: list[dict[str, Any]] = []
-        for ranks in zip(*self._plan.ranks, strict=True):  # those that hold the same part of every replica
+        for ranks in zip(*self._plan.ranks, strict=True):  # the devices that hold the same part of every replica
             while "sum" in (messages := [hear(self._transport, rank) for rank in ranks])[0]:
                 serve_sum(self._transport, ranks, messages)
             reports += messages
@@ -145,9 +145,9 @@ class HostTraining(BoundStrategy):
 
     @override
     def synchronize(self) -> None:
-        """Fetch the first replica's parameters, and the replicas' buffers (running statistics), which are pooled."""
+        """Fetch the first replica's parameters, and pool the buffers (running statistics) of all replicas."""
         self._tell_all({"command": "report"})
-        for peers in zip(*self._plan.ranks, strict=True):  # those that hold the same part of every replica
+        for peers in zip(*self._plan.ranks, strict=True):  # the devices that hold the same part of every replica
             stage = self._stages[peers[0]]
             buffers = list(stage.buffers.values())
             of_replicas = []
@@ -164,7 +164,7 @@ class HostTraining(BoundStrategy):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        # Every device saves its parameters and state; the host only has what it has counted.
+        # Every device saves its parameters and state; the host itself only saves its counters.
         self._tell_all({"command": "checkpoint"})
         return {
             "reports": self._reports,
@@ -182,9 +182,10 @@ class HostTraining(BoundStrategy):
 
     @override
     def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return one dict per replica: what its devices sent since the last call, their CPU time, memory and weights.
+        """Return one dict of figures per replica, computed from the reports of the replica's devices.
 
-        Call this method once per `synchronize`.
+        The figures are what the devices sent since the last call, and their CPU time, memory and weights. Call this
+        method once per `synchronize`.
 
         Args:
             own: the host's figures; its CPU time and samples are divided equally among the replicas.
@@ -216,7 +217,7 @@ class HostTraining(BoundStrategy):
 
     @override
     def link_rows(self, num_steps: int) -> list[dict[str, Any]]:
-        """Return a row for every two processes between which mini-batches, activations or their gradients were sent.
+        """Return a row for each pair of processes between which mini-batches, activations or their gradients were sent.
 
         Each row gives the bytes per step since the last call of this method.
 

@@ -98,7 +98,7 @@ def send_tensor(
         transport: connects all processes.
         tensor: the tensor, on any device.
         to: the receiver's rank.
-        wants_gradient: tell the receiver that this rank needs the gradient of the tensor.
+        wants_gradient: True to tell the receiver that this rank needs the gradient of the tensor.
 
     Returns:
         (sends to wait for, number of bytes sent including the header)

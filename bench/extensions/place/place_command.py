@@ -36,9 +36,9 @@ EXAMPLES = """[bold]Examples[/bold]
   transfer: the sum of the latencies of a route's links, plus bytes / the slowest rate. Values are sent forward, and
   their gradients back.
 
-  makespan: devices and links work in the network's order, each on one task at a time; links carry both directions at
-  the same time. With several pools of devices, each pool holds a replica, and the pools add their gradients in memory
-  at the host.
+  makespan: the time of the whole step. Devices and links work in the network's order, each on one task at a time; links
+  carry both directions at the same time. With several pools of devices, each pool holds a replica, and the pools add
+  their gradients in memory at the host.
 
   break-even rate: bytes sent between devices / seconds that the operations save compared with the best single device.
 
@@ -65,7 +65,7 @@ def place(
     catalog: Annotated[Path | None, typer.Option(help="Folder with your own links and devices.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print data as JSON on stdout.")] = False,
 ) -> None:
-    """Model a training step with layers placed by type on the devices of a file, over its links and other kinds."""
+    """Model a training step with layers placed by type on a file's devices, over the file's links and other links."""
     topology = Topology.read(devices)
     from bench.extensions.place.catalog import SHM, Catalog, folders, measured_link
 

@@ -1,4 +1,4 @@
-"""Placements of a network's operations on devices, what a training step costs with each, and how `bench place` says it.
+"""Place a network's operations on devices in several ways, compute what a training step costs, and print the costs.
 
 Three kinds of placements are compared: by type, with activations on the device of their input, and all on one device.
 """
@@ -49,7 +49,8 @@ class LinkUse:
     """One link's part of a step.
 
     Attributes:
-        node, to: names of its two ends; below a switch, `to` is nearer to the host.
+        node, to: names of the link's two ends; in the tree of devices and switches below a host, `to` is nearer to the
+            host.
         kind: as in the device file.
         nbytes_to_host: bytes from `node` to `to`.
         nbytes_from_host: bytes from `to` to `node`.
@@ -70,7 +71,7 @@ class Cost:
 
     Attributes:
         makespan_s: seconds of the step.
-        critical_path_s: seconds of the longest chain of tasks, as if no task waited for a device or link.
+        critical_path_s: seconds of the longest chain of dependent tasks, as if no task waited for a device or link.
         serial_s: seconds of all tasks, one after the other.
         compute_s: seconds of all operations, one after the other.
         transfer_s: seconds of all transfers, one after the other.
@@ -140,7 +141,7 @@ class Cost:
         )
 
     def break_even_bytes_per_s(self, other: Cost) -> float | None:
-        """Return the rate of links at which sending this placement's extra bytes takes as long as its operations save.
+        """Return the link rate at which sending this placement's extra bytes takes as long as its operations save.
 
         The rate is extra bytes sent / seconds saved by the operations, both compared with `other`. It ignores latencies
         and assumes that nothing overlaps. None if the operations save nothing.
@@ -228,7 +229,7 @@ class PlacementComparison:
 
 
 def print_costs(comparison: PlacementComparison, catalog: Catalog, title: str, *, as_json: bool) -> None:
-    """Print the costs of every placement, with the topology's links and with all links of each kind, and conclusions.
+    """Print conclusions, and the costs of every placement: on the topology's links, and if all links were of one kind.
 
     Args:
         comparison: the placements.
@@ -266,7 +267,7 @@ def print_costs(comparison: PlacementComparison, catalog: Catalog, title: str, *
 
 
 def verdict(costs: Costs) -> list[str]:
-    """Return sentences that compare the step time of operations placed by type with that of the best single device.
+    """Return sentences that compare the step time of placing operations by type with the best single device's.
 
     They also give the break-even rates of links, at which transfers take as long as the operations save. The last
     sentence is about moving activations to their own devices.

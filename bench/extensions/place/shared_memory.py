@@ -1,9 +1,9 @@
 """A transport through memory that all ranks map: processes on one machine, or hosts that share a CXL memory pool.
 
 Each ordered pair of ranks has a channel, which is a ring buffer of bytes. There are no locks, no threads, and no atomic
-operations except aligned stores. Messages move while their rank posts or waits, and a wait for one message moves all
-that are under way, so ranks that send each other long messages in a circle do not deadlock. Bytes that fit into the
-ring are sent at once; the rest of a longer message is sent when its sender waits.
+operations except aligned stores. A rank moves its messages only while it posts or waits. A wait for one message moves
+all messages that are under way, so ranks that send each other long messages in a circle do not deadlock. Bytes that fit
+into the ring are sent at once; the rest of a longer message is sent when its sender waits.
 """
 
 import collections
@@ -43,7 +43,7 @@ class RingMessage(MovedMessage):
         super().__init__(peer, wait)
         self.raw = tensor.detach().view(-1).view(torch.uint8).numpy()
         self.nbytes = len(self.raw)
-        self.position = -WORD  # negative until its length has been transferred
+        self.position = -WORD  # negative until the message's length has been transferred
 
 
 class ChannelEnd:
@@ -55,7 +55,7 @@ class ChannelEnd:
         memory: the shared memory with the ring buffer and with lines, in which ranks announce their progress.
         ring: the ring buffer, uint8, a part of the memory's data; its length is a multiple of `WORD`.
         lines: numbers of the lines in which this end and the other end announce their progress.
-        peer: number of the other rank in messages to the user.
+        peer: number of the other rank, for error messages.
         sends: True for the sender's end, False for the receiver's.
 
     Attributes:
@@ -84,7 +84,7 @@ class ChannelEnd:
         """
         before = self._passed
         while self.messages:
-            # bytes that the other end has transferred, less those that this end has: negative or 0 for a sender
+            # bytes transferred by the other end minus bytes transferred by this end; a sender gets 0 or less
             ahead = self._memory.announced(self._peer_line, 0) - self._passed
             available = len(self._bytes) + ahead if self._sends else ahead
             if not available:
@@ -113,7 +113,7 @@ class ChannelEnd:
         return self._passed != before
 
     def _pass_length(self, message: RingMessage, word: int) -> None:
-        """Write the message's length to the 8-byte word `word` of the ring buffer, or (receiver) read it from there."""
+        """Write (sender) or read (receiver) the message's length in the 8-byte word `word` of the ring buffer."""
         if self._sends:
             self._words[word] = message.nbytes
         self._memory.synchronize_at(self._address + WORD * word, WORD)
@@ -132,14 +132,15 @@ RING_BYTES = 2**20
 class SharedMemoryTransport(Transport):
     """A transport through one memory region that all ranks map, used from one thread per rank.
 
-    All ranks must create it at the same time.
+    All ranks must create the transport at the same time.
 
     Args:
-        opener: a transport among the same ranks, which also finds lost ranks and determines the longest wait.
+        opener: an existing transport between the same ranks; it helps to map the memory, finds lost ranks and
+            determines the longest wait.
         path: folder for the region's file, name of a new file, or a DAX device.
         ring_bytes: size of each ring buffer; there is one for each ordered pair of ranks.
-        coherent: True if ranks see each other's stores without flushing caches; None if they do, and DAX devices are
-            to be refused.
+        coherent: True if ranks see each other's stores without flushing caches; False to flush caches; None: as True,
+            but refuse DAX devices.
 
     Raises:
         OptionError: there is not enough memory, the path does not exist, or memory is not coherent and caches cannot be
@@ -193,7 +194,7 @@ class SharedMemoryTransport(Transport):
 
     @override
     def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
-        # each rank adds its own part of all ranks' tensors in rank order, and sends it to all
+        # each rank adds one part of all ranks' tensors in rank order, and sends the sum to all ranks
         if (n := self.world_size) == 1:
             return Pending()
         self.ledger.book(round(2 * (n - 1) / n * tensor.nbytes), from_formula=True)

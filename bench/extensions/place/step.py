@@ -1,4 +1,4 @@
-"""Model of one training step: the operations of a network, and the tasks that they become on devices and links.
+"""Model of one training step: a network's operations, and the resulting tasks of devices and links.
 
 Flops and memory traffic of each operation are computed from shapes alone. Matrix products and convolutions are counted
 by torch.utils.flop_counter; every other operation counts as one flop per element of its largest tensor. Each tensor is
@@ -10,9 +10,9 @@ These tasks are listed in the order in which they run.
 
 A task never overtakes a task that uses the same device or link and comes earlier in the list, as real devices work
 through their part of a program in order. So every end time is computed from the tasks' lengths by sums and maxima
-alone. Therefore a longer task never makes the whole step shorter, and the step's time lies between the longest chain of
-tasks and their sum. Schedulers that choose tasks dynamically do not guarantee this: Graham, "Bounds on multiprocessing
-timing anomalies", 1969.
+alone. Therefore a longer task never makes the whole step shorter, and the step's time lies between that of the longest
+chain of tasks and the sum of all tasks' times. Schedulers that choose tasks dynamically do not guarantee this: Graham,
+"Bounds on multiprocessing timing anomalies", 1969.
 """
 
 import dataclasses
@@ -50,8 +50,8 @@ class Operation:
         inputs: names of the operations whose results this operation reads.
         is_input: True for input data, which the host sends.
         trains: True if a gradient of the result is needed.
-        gradients: number of gradients that the backward pass computes here, 0 to 2: one for all inputs together, and
-            one for all parameters together. Each takes about as long as the forward pass.
+        gradients: number of gradients that the operation's backward pass computes, 0 to 2: one for all inputs together,
+            and one for all parameters together. Each gradient takes about as long as the forward pass.
     """
 
     name: str
@@ -164,8 +164,8 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(part)
 
 
-# Bytes that an optimizer with one moment reads and writes per byte of parameters: it reads parameter, gradient and
-# moment, and writes parameter and moment.
+# Bytes that an optimizer with one moment reads and writes per byte of parameters: the optimizer reads parameter,
+# gradient and moment, and writes parameter and moment.
 UPDATE_TRAFFIC = 5
 
 
@@ -195,12 +195,12 @@ class CatalogTimes:
         return operation.gradients * self.forward(operation, device)
 
     def update(self, parameters: Sequence[int], device: Device) -> float:
-        """Return the seconds in which an optimizer on a device updates parameters of these lengths in bytes."""
+        """Return the seconds that an optimizer on a device takes to update parameters of these lengths in bytes."""
         kind = self.catalog.devices[device.kind]
         return UPDATE_TRAFFIC * sum(parameters) / kind.memory_bytes_per_s + kind.launch_s
 
     def transfer(self, route: Sequence[Link], nbytes: int) -> float:
-        """Return the seconds in which this many bytes travel over the links of a route."""
+        """Return the seconds that this many bytes take to travel over the links of a route."""
         kinds = [self.catalog.links[link.kind] for link in route]
         return sum(kind.latency_s for kind in kinds) + nbytes / min(kind.bytes_per_s for kind in kinds)
 
@@ -299,7 +299,7 @@ class _Step:
         self._gradients_done: dict[str, list[str]] = {device: [] for device in self._devices}
 
     def send_batches(self, batch_size: int) -> None:
-        """Send every copy of the network its mini-batch, and its labels to the device that computes the loss."""
+        """Send every copy of the network a mini-batch, and its labels to the device that computes the copy's loss."""
         host = self._topology.host
         for pool, device_of in enumerate(self._device_of):
             for operation in self._operations:
@@ -327,7 +327,7 @@ class _Step:
                         self._transfer(f"{name} to {there}", here, there, operation.value_nbytes, (name,), "values")
 
     def run_backward(self) -> None:
-        """Run operations in reverse order; each operation that read a result sends back a gradient of it."""
+        """Run operations in reverse order; every operation that read a result sends back the result's gradient."""
         trained = [operation for operation in reversed(self._operations) if operation.trains]
         for operation, (pool, device_of) in itertools.product(trained, enumerate(self._device_of)):
             here, name = device_of[operation.name], f"{pool} backward {operation.name}"
@@ -335,7 +335,7 @@ class _Step:
             after = []
             for reader in readers:
                 after.append(f"{pool} backward {reader.name}")
-                if (there := device_of[reader.name]) != here:  # gradients are added here: one device sets the order
+                if (there := device_of[reader.name]) != here:  # gradients are added here, in one device's order
                     after.append(f"{name} from {reader.name}")
                     self._transfer(after[-1], there, here, operation.value_nbytes, after[-2:-1], "values")
             if not readers:  # the last operation: its gradient comes from the loss
@@ -349,7 +349,8 @@ class _Step:
         """Add the gradients of all n replicas (copies of the network) in the host's memory.
 
         Each replica writes its gradients there, adds up one n-th of all replicas' gradients, and reads the sums that
-        the others made. With N bytes of gradients, each replica writes N (1 + 1/n) bytes and reads 2 N (n-1)/n bytes.
+        the other replicas computed. With N bytes of gradients, each replica writes N (1 + 1/n) bytes and reads
+        2 N (n-1)/n bytes.
         """
         host = self._topology.host
         for owners, parameters in self._replicas():
@@ -379,7 +380,7 @@ class _Step:
                 )
 
     def _replicas(self) -> list[tuple[tuple[str, ...], list[int]]]:
-        """Return tuples (devices that hold the same parameters, one of each copy; bytes of each parameter)."""
+        """Return tuples: (devices with the same parameters, one per copy of the network; bytes of each parameter)."""
         held: dict[tuple[str, ...], dict[str, int]] = {}
         for operation in self._operations:
             if operation.parameters:

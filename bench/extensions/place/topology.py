@@ -51,7 +51,7 @@ ROLES: tuple[Role, ...] = typing.get_args(Role)
 HOST = "host"
 MAX_DEVICES = 64
 
-# Field of a bridge -> key of its table.
+# Field of a bridge (a `Link` between hosts or switches) -> key in the bridge's table [[link]].
 _BRIDGE_KEYS = {"node": "from", "to": "to", "kind": "link"}
 _DEVICE_KEYS = ("role", "count", "kind", "torch_device", "link", "host", "to")
 
@@ -105,7 +105,7 @@ class Topology:
     """Hosts, devices and links. Devices and switches form a tree below each host; bridges join the trees.
 
     Attributes:
-        hosts: the hosts; the first one controls the training.
+        hosts: the hosts; the first host controls the training.
         devices: the devices, in the order of the file.
         links: one link per device and switch, towards its host.
         bridges: additional links between hosts or switches.
@@ -202,12 +202,14 @@ class Topology:
         return frozenset(device.role for device in self.devices)
 
     def rank_names(self) -> tuple[str, ...]:
-        """Return each process's name for messages, by rank: rank 0 is the controlling host, then come the devices."""
+        """Return each process's name in messages, by rank: rank 0 is the controlling host, then come the devices."""
         of_devices = (f"device {device.name} (rank {rank})" for rank, device in enumerate(self.devices, start=1))
         return (f"the {HOST} (rank 0)", *of_devices)
 
     def route(self, source: str, to: str) -> list[Link]:
-        """Return the fewest links that lead from one node to another, in order; the file's order decides ties.
+        """Return the links of the shortest route from one node to another, in order.
+
+        If several routes have equally few links, the file's order decides.
 
         Raises:
             UsageError: no links connect the nodes.
@@ -247,7 +249,7 @@ class Topology:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the topology that `dataclasses.asdict` turned into these values, also after a round trip through JSON.
+        """Return the topology that `dataclasses.asdict` turned into `values`, even if the values went through JSON.
 
         Raises:
             UsageError: the values do not describe a topology.
@@ -310,7 +312,7 @@ def _hosts(path: Path, content: Mapping[str, Any]) -> tuple[Host, ...]:
 def _tables(
     path: Path, content: Mapping[str, Any], name: str, keys: Collection[str]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the place, for error messages, and the content of each table [[name]] in a file; refuse unknown keys."""
+    """Yield, for each table [[name]] in a file, its place for error messages, and its content; refuse unknown keys."""
     for number, table in enumerate(tables(content, name, where=str(path)), start=1):
         where = f"{path}, {name} {number}"
         refuse_unknown(table, keys, where=where)

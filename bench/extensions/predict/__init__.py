@@ -1,1 +1,1 @@
-"""Prediction of a training step on other links and with other numbers of ranks: `bench calibrate`, `bench predict`."""
+"""`bench calibrate` and `bench predict`: predict a training step on other links and with other numbers of ranks."""

@@ -1,13 +1,13 @@
 """Answer `bench predict` for one job: its step, its time to a target accuracy, and a comparison with real runs.
 
-The time to a target comes from the number of steps that measured runs needed. Hosts may fail at a constant rate,
+The time to a target is predicted from the number of steps that measured runs needed. Hosts may fail at a constant rate,
 independently of each other. The expected time then has a closed form: with T seconds of training between two
-checkpoints, restarts of R seconds, and a mean of M seconds between losses among all hosts, each T takes
-(e^(T / M) - 1) e^(R / M) M seconds.
+checkpoints, restarts of R seconds, and a mean of M seconds between failures of any host, T seconds of training are
+expected to take (e^(T / M) - 1) e^(R / M) M seconds.
 
 Source: J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation
 Computer Systems 22 (2006).
-Differs: a dump takes no time, because training waits only for a copy in memory.
+Differs: a checkpoint takes no time, because training waits only for a copy in memory.
 """
 
 import csv
@@ -69,19 +69,19 @@ _SAME_SETTINGS = (
     "lr", "lr_scaling", "schedule", "warmup_epochs", "clip_norm", "label_smoothing", "augment", "amp", "train_size",
     "holdout_size", "partition",
 )  # fmt: skip
-# Times as long with losses as without, from which on training practically never ends.
+# If failures of hosts make training this many times as long, it practically never ends.
 _HOPELESS = 1e4
 SECONDS_PER_HOUR = 3600.0
 
 
 def predict_one(known: Calibration, options: PredictConfig, steps_from: list[Path], *, as_json: bool) -> None:
-    """Print the prediction for one compressor on given links, with its fastest collective unless one is given.
+    """Print the prediction for one compressor on given links, with its fastest collective unless the options name one.
 
     Args:
         known: the calibration.
         options: the options of `bench predict`.
-        steps_from: folders or CSV files of runs, from whose number of steps the time to their target accuracy is
-            predicted; may be empty.
+        steps_from: folders or CSV files of runs that trained to a target accuracy; the time to this target is predicted
+            from their number of steps. May be empty.
         as_json: True to print JSON for programs; False to print lines for people.
     """
     requests = on_each_collective(known, request_from_options(options))
@@ -101,7 +101,7 @@ def predict_one(known: Calibration, options: PredictConfig, steps_from: list[Pat
     said += _pays(known, checked, prediction, row)
     if isinstance(known, Profile):
         row["step_as_it_is_s"] = step_as_it_is(known, checked)
-        said.append(f"a step of {known.model} as it is takes {format_seconds(row['step_as_it_is_s'])} there")
+        said.append(f"a step of {known.model} without changes takes {format_seconds(row['step_as_it_is_s'])} there")
     if as_json:
         print_json(row | {"notes": said})
         return
@@ -114,7 +114,7 @@ def predict_one(known: Calibration, options: PredictConfig, steps_from: list[Pat
 def _add_time_to_target(row: dict[str, Any], known: Calibration, checked: PredictionRequest, paths: list[Path]) -> str:
     """Add the time to the target accuracy to the row; return a sentence that says what this time is based on.
 
-    If the time is unknown, it is None, and the sentence says why.
+    If the time is unknown, None is added, and the sentence says why.
 
     Args:
         row: the predicted values by column, to which the time is added.
@@ -145,10 +145,10 @@ def _add_time_to_target(row: dict[str, Any], known: Calibration, checked: Predic
 
 
 def _pays(known: Calibration, checked: PredictionRequest, prediction: Prediction, row: dict[str, Any]) -> list[str]:
-    """Add the step time without compression (bf16 gradients) to the row, and return whether compression is faster.
+    """Add the step time with dense bf16 gradients to the row, and say in a sentence whether compression is faster.
 
-    The answer is one sentence in a list. If bf16 gradients are not calibrated, or are what was predicted, nothing is
-    added and the list is empty.
+    Return a list with this sentence. If bf16 gradients are not calibrated, or are themselves what was predicted,
+    nothing is added to the row and the list is empty.
     """
     if BASELINE not in known.encoded or (checked.compressor == BASELINE and not checked.is_local):
         return []
@@ -210,9 +210,10 @@ class NeededSteps:
     """The number of training steps that a configuration needs to reach its target accuracy.
 
     Attributes:
-        steps: median over seeds, with those that missed the target or diverged counted as infinite; None if unknown.
+        steps: median over seeds; seeds that missed the target or diverged count as infinite. None if unknown.
         said: one sentence that says what the number is based on, or why it is unknown.
-        of_epochs: True if the length of a run was given in epochs; some compressors send more in the first epochs.
+        of_epochs: True if the length of a run was given in epochs; this matters because some compressors send more in
+            the first epochs.
     """
 
     steps: float | None
@@ -223,8 +224,8 @@ class NeededSteps:
 def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str, world_size: int) -> NeededSteps:
     """Return the number of steps that a compressor needs to reach the target accuracy with ``world_size`` ranks.
 
-    The number of steps depends on the global batch, so it is known for the numbers of ranks that were measured. Between
-    two of these it is interpolated linearly in the logarithms; outside them it is unknown.
+    The number of steps depends on the global batch size, so it is known only for the measured numbers of ranks. Between
+    two of these, it is interpolated linearly in the logarithms. Outside their range, it is unknown.
 
     Args:
         rows: every evaluation of the measured runs, as in `metrics.csv`.
@@ -233,7 +234,7 @@ def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str,
         world_size: number of ranks of the predicted job.
 
     Raises:
-        UsageError: the runs have several targets, or those with the same number of ranks differ in their settings.
+        UsageError: the runs have several targets, or runs with the same number of ranks differ in their settings.
     """
     wanted = {name: getattr(calibration, name) for name in _CALIBRATED}
     wanted |= {"compressor": compressor, "strategy": "ddp", "accumulate": 1}
@@ -298,16 +299,17 @@ def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str,
 
 
 def stretch(*, losses_per_s: float, checkpoint_s: float, restart_s: float) -> float:
-    """Return the expected training time if hosts fail at random / the training time without failures.
+    """Return the factor by which random failures of hosts lengthen the expected training time.
 
     Args:
         losses_per_s: number of failures per second among all hosts together.
         checkpoint_s: seconds of training from one checkpoint to the next; a failure discards the training since the
             last checkpoint.
-        restart_s: seconds from a failure until training continues; another failure in this time begins it again.
+        restart_s: seconds from a failure until training continues; another failure in this time starts the restart
+            again.
 
     Returns:
-        At least 1; infinite if it is too large for a float.
+        A factor of at least 1; infinite if it is too large for a float.
     """
     per_checkpoint = losses_per_s * checkpoint_s
     try:
@@ -329,7 +331,7 @@ def with_losses(
 
     Returns:
         Values by column: the option `--losses`, the factor by which training takes longer, restarts per hour, and
-        seconds to the target accuracy with failures, which is None if `time_to_target_s` is None.
+        seconds to the target accuracy with failures (None if `time_to_target_s` is None).
 
     Raises:
         UsageError: ranks do not wait for each other, or training would practically never end.
@@ -347,7 +349,7 @@ def with_losses(
         )
     to_target_s = time_to_target_s
     if time_to_target_s:
-        rest_s = time_to_target_s % checkpoint_s  # since the last checkpoint
+        rest_s = time_to_target_s % checkpoint_s  # seconds of training after the last checkpoint
         to_target_s = (time_to_target_s - rest_s) * times
         if rest_s:
             to_target_s += rest_s * stretch(losses_per_s=losses_per_s, checkpoint_s=rest_s, restart_s=losses.restart_s)
@@ -368,7 +370,7 @@ def validate(known: Calibration, path: Path, file: Path, runs: Path, table: Path
         known: the calibration of this machine.
         path: file of the calibration.
         file: the sweep file.
-        runs: folder of its runs.
+        runs: folder of the sweep's runs.
         table: the CSV file; None for a file in the folder of runs.
         as_json: True to print JSON for programs; False to print a table for people.
     """

@@ -1,17 +1,17 @@
 """Predict steps in which ranks push to a server and do not wait for each other, by event-by-event simulation.
 
-The simulation follows `bench/extensions/async_server/strategy.py`. A rank's exchange thread encodes each bucket when
-backward hands it over, pushes it, and after the last one waits for the parameters of the next step. The server receives
-messages, applies pushes and answers, one action after the other. The rules by which ranks wait are not modelled: the
-server class of `--strategy async_server` itself applies them, here with empty parameters.
+The simulation follows `bench/extensions/async_server/strategy.py`. A rank's exchange thread encodes and pushes each
+bucket when backward hands it over. After the last bucket, the thread waits for the parameters of the next step. The
+server receives messages, applies pushes and answers, one action after the other. The rules by which ranks wait are not
+modelled: the simulation runs the server class of `--strategy async_server` itself, with empty parameters.
 
-Ranks that do not wait for each other are at different points of their steps. So each rank begins at a random time, at
-most one step's compute after the start of the simulation.
+Ranks that do not wait for each other are at different points of their steps. So each simulated rank begins at a random
+time, at most one step's compute after the start of the simulation.
 
 With bounded staleness, a rank that starts sending slightly earlier gets a larger share of the link, so its lead grows
 until it reaches the bound. From then on, every rank waits for the slowest rank's push in each step, and all continue
-together. The simulation therefore runs these ranks in lockstep, as with a bound of 0, and the prediction adds the bound
-to the staleness of all ranks but one.
+together. The simulation therefore runs these ranks in lockstep, as with a bound of 0. The prediction then adds the
+bound to the staleness of all ranks but one.
 """
 
 import dataclasses
@@ -33,11 +33,11 @@ from bench.extensions.predict.links import Floats
 from bench.extensions.predict.prediction import Prediction
 from collectives.payloads.base import HEADER_BYTES
 
-# Number of steps per rank at the beginning that do not count.
+# Number of steps per rank at the beginning of a simulation that do not count.
 WARMUP_STEPS = 20
 # Number of steps per rank that count, on average over ranks.
 STEPS = 40
-# Seconds after which the simulated server would report a rank as lost, which never happens.
+# Seconds after which the simulated server would report a rank as lost; so long that this never happens.
 NEVER_S = 1e9
 
 Life = Generator[simpy.Event, Any, Any]
@@ -50,8 +50,8 @@ class StepWork:
     Attributes:
         computing: compute times of the ranks.
         encode_s: time to encode each bucket.
-        nbytes, message_s: bytes of each bucket's messages, and the time that sending or receiving them takes; those of
-            the last bucket include the control message that tells the server that the push is complete.
+        nbytes, message_s: bytes of each bucket's messages, and the time that sending or receiving them takes; for the
+            last bucket, both include the control message that tells the server that the push is complete.
         answer_nbytes, answer_s: bytes of the parameters and of the control message before them, and the time that
             sending or receiving both takes.
         apply_s: time to decode one push (a rank's gradients of one step) and to update the parameters.
@@ -71,7 +71,7 @@ class StepWork:
 
     @classmethod
     def of(cls, calibration: Calibration, job: Job) -> Self:
-        """Return the work that follows from a calibration; of single layers, only lengths are known, not times."""
+        """Compute the work from a calibration, which has the lengths of single layers but not their times."""
         links, encoded = job.links, job.encoded
         offers = [bucket.offers[0] for bucket in encoded]
         messages = [len(bucket.numels) for bucket in calibration.buckets]
@@ -105,7 +105,7 @@ class StepWork:
 class _NumbersOfPushes(list[int]):
     """Replace the server's parameters in a simulation: instead of updating them, append to a list.
 
-    The list gets the number of pushes (gradients of one rank's step) in each update.
+    For each update, the number of pushes (gradients of one rank's step) in it is appended.
     """
 
     def apply(self, pushes: Sequence[Push], num_terms: int) -> None:
@@ -126,7 +126,7 @@ class Simulation:
 
     Attributes:
         begun, ended: simulated times in seconds at which the server had applied the last gradients of the warm-up, and
-            the last of all. All other attributes are observations between these two.
+            the last gradients of all. All other attributes cover the time between these two.
         updates: number of updates of the parameters.
         serving_s: seconds for which the server was busy.
         step_s, exposed_s: seconds of each step, and seconds for which the rank waited for the exchange in that step;
@@ -179,7 +179,7 @@ class Simulation:
     def _compute(self, rank: int, handed_over: Sequence[simpy.Event]) -> Life:
         """Simulate forward and backward of a rank, and return the simulated time at which backward has ended.
 
-        Each event in `handed_over` is triggered when the gradients of its bucket are ready.
+        Each event in `handed_over` belongs to a bucket, and is triggered when the bucket's gradients are ready.
         """
         computing, begun = self._work.computing, self._env.now
         *until_buckets, rest = np.diff(computing.marks, prepend=0.0)
@@ -198,9 +198,9 @@ class Simulation:
         yield from self._serve(self._job.slower[self._root] * self._work.message_s[number])
 
     def _end_clock(self, rank: int) -> Life:
-        """Simulate how the server applies a rank's gradients, and how the rank waits until it may start its next step.
+        """Simulate how the server applies a rank's gradients, and how the rank waits until its next step may start.
 
-        Attributes such as `staleness` are recorded from the last gradients of the warm-up on.
+        Attributes such as `staleness` are recorded once the last gradients of the warm-up are applied.
         """
         session, work, n = self._sessions[rank], self._work, len(self._sessions)
         with self._serving.request() as request:
@@ -244,21 +244,24 @@ class Simulation:
             self.serving_s += seconds
 
 
-# Number of random start times, one per rank, over all simulations together: the fewer ranks, the more simulations.
+# Number of random start times in all simulations together. Each simulation uses one per rank, so fewer ranks mean more
+# simulations.
 STARTS = 12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AsyncPrediction(Prediction):
-    """A predicted step, with the column names of `metrics.csv`: times of rank 0, and other values of all ranks' steps.
+    """A predicted step of ranks that do not wait for each other; fields are named like columns of `metrics.csv`.
+
+    Times are those of rank 0's steps. Other values cover the steps of all ranks.
 
     Attributes:
-        staleness_mean, staleness_max: number of updates of the parameters between the start of a step and the moment
-            when the step's gradients are applied.
+        staleness_mean, staleness_max: mean and maximum number of updates of the parameters between the start of a step
+            and the moment when the step's gradients are applied.
         updates_per_s: updates of the server's parameters per second.
         bound_by: what limits the step: as in `Prediction`, or server if the server is nearly always busy.
-        step_times_s: median step time of each rank, in seconds; for a rank that ended no step while steps were
-            counted, the time that it computes in one.
+        step_times_s: median step time of each rank, in seconds; for a rank that ended no step while steps were counted,
+            the compute time of one step.
     """
 
     staleness_mean: float

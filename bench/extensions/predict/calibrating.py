@@ -1,4 +1,4 @@
-"""Check the options of `bench calibrate`, run the measurements, and keep finished parts if they are interrupted."""
+"""Check the options of `bench calibrate`, run the measurements, and keep finished ones after an interruption."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def cannot_be_calibrated(compressor: Compressor) -> str | None:
-    """Return a sentence that says why a compressor's work cannot be measured on one rank; None if it can."""
+    """Return a sentence that says why a compressor's work cannot be measured on one rank; None if it is measurable."""
     from compressors.base import DdpHook, MultiRound
 
     text = str(compressor)
@@ -60,12 +60,13 @@ def cannot_be_calibrated(compressor: Compressor) -> str | None:
 
 WORKER = "bench.extensions.predict.calibration_worker"
 FORWARDING = "bench.extensions.predict.message_costs"
-# Number of ranks per core in the measurement of several ranks that compute at once, and the largest number of ranks.
+# Number of ranks per core when several ranks compute at once, and the largest number of ranks in this measurement.
 CROWDED = 2
 MOST_AT_ONCE = 16
 # Links on which messages are measured, by how frames travel. The total rate of the forwarder's links exceeds
-# what the forwarder can carry, because its CPU time per byte matters only when it is nearly always busy. The total is
-# at most twice what it can carry, because the forwarder needs less time per byte when it handles many frames at once.
+# what the forwarder can carry, because the forwarder's CPU time per byte matters only when the forwarder is nearly
+# always busy. The total is at most twice what the forwarder can carry, because the forwarder needs less time per byte
+# when it handles many frames at once.
 LINKS = {
     FRAMES: HostLink(name="host", uplink_bps=100e6, downlink_bps=100e6),
     SEGMENTS: HostLink(name="host", uplink_bps=1e9, downlink_bps=1e9),
@@ -78,7 +79,7 @@ OUTSIDE_S = 10.0
 HOSTS_S = 20.0
 # Options that the calibration records.
 _AS_GIVEN = ("model", "dataset", "optimizer", "batch_size", "augment", "threads", "bucket_mb")
-# Options that may differ between an interrupted measurement and the one that continues it.
+# Options that may differ between an interrupted calibration and the command that continues it.
 _MAY_DIFFER = ("data_dir", "timeout_s", "compressors", "virtual_hosts", "left_s", "done", "later")
 # Options that `RunConfig` has too.
 _OF_A_RUN = ("model", "dataset", "data_dir", "optimizer", "batch_size", "augment", "bucket_mb", "threads", "seed")
@@ -126,9 +127,9 @@ def execute(config: CalibrateConfig, tell: Callable[[str], None], server: ForkSe
     """Run all measurements of a calibration that are not in `kept`, and return the calibration.
 
     Args:
-        config: the result of `resolve`.
+        config: the complete options, as `resolve` returns them.
         tell: called with a line of text before each measurement.
-        server: starts the processes; must have been created with `WORKER`.
+        server: starts the processes; must have been created for the module `WORKER`.
         kept: results of measurements that were made before; each new result is added.
 
     Raises:
@@ -147,10 +148,10 @@ def execute(config: CalibrateConfig, tell: Callable[[str], None], server: ForkSe
 def _measure_parts(config: CalibrateConfig, tell: Callable[[str], None], server: ForkServer, kept: KeptParts) -> None:
     took_s = math.fsum(part["seconds"] for part in kept.parts.values())
     ends = time.monotonic() + parse_duration(config.budget) - OUTSIDE_S - took_s
-    clusters: dict[str, tuple[str, Cluster]] = {}  # how frames travel, and the hosts, by the name of the part
+    clusters: dict[str, tuple[str, Cluster]] = {}  # by name of the measurement: how frames travel, and the hosts
     for path, link in LINKS.items() if config.virtual_hosts and hosts_supported()[0] else ():
         hosts = tuple(dataclasses.replace(link, name=f"host{index}") for index in range(_at_once(threads=1)))
-        with contextlib.suppress(UsageError):  # nothing here can delay frames
+        with contextlib.suppress(UsageError):  # this machine cannot delay frames
             cluster = choose_backend(Cluster(hosts=hosts))
             if cluster.forwarded == (path == FORWARDED):
                 clusters[f"messages between virtual hosts, {path}"] = path, cluster
@@ -192,11 +193,12 @@ class KeptParts:
 
     Args:
         out: file to which the calibration will be written.
-        config: the result of `resolve`; results that were measured with other options are ignored.
+        config: the complete options, as `resolve` returns them; results that were measured with other options are
+            ignored.
 
     Attributes:
         path: the file of the results, `out` with ".parts" appended.
-        parts: what the measuring process reported of each measurement, by the measurement's name.
+        parts: the report of each finished measurement, by the measurement's name.
     """
 
     def __init__(self, out: Path, config: CalibrateConfig) -> None:
@@ -216,7 +218,7 @@ class KeptParts:
         return f"{len(written)} part(s) are kept in {self.path}; run the same command again to continue from there"
 
     def add(self, report: Mapping[str, Any]) -> None:
-        """Add the report of a measurement, with the seconds since the previous one, and write the file."""
+        """Add the report of a measurement, with the seconds since the previous report, and write the file."""
         now = time.monotonic()
         self.parts[report["part"]] = {**report, "seconds": now - self._since}
         self._since = now
@@ -229,8 +231,8 @@ class KeptParts:
     def calibration(self, config: CalibrateConfig) -> Calibration:
         """Return the calibration that consists of the results of all measurements.
 
-        Its field `cut` has a text like "12 of 36 steps of several ranks at once" for each measurement that was repeated
-        less often than planned for lack of time.
+        The calibration's field `cut` has a text like "12 of 36 steps of several ranks at once" for each measurement
+        that was repeated less often than planned for lack of time.
         """
         found: dict[str, list[Any]] = collections.defaultdict(list)
         made, full = collections.Counter[str](), collections.Counter[str]()

@@ -22,10 +22,10 @@ AtLeastOne = Annotated[int, Ge(1)]
 
 VERSION = 4
 FP32_BYTES = 4
-# How messages travel within one machine; these costs are also used for messages between two machines.
+# Key of the costs of messages within one machine; these costs are also used for messages between two machines.
 LOCAL = "local"
-# How messages travel between virtual hosts: the kernel carries real frames or large segments, or a process forwards
-# frames.
+# Keys of the costs of messages between virtual hosts: the kernel carries real frames, the kernel carries large
+# segments, or a process forwards frames.
 FRAMES, SEGMENTS, FORWARDED = "frames", "segments", "forwarded"
 
 
@@ -82,10 +82,11 @@ class MessageProfile:
 
     Attributes:
         leaves: sizes of the payloads in the message.
-        layers: ids of the layers in the message, in their order there, which may differ from that in the bucket.
-        growth: measured (number of ranks, bytes of their merged payload / bytes of one rank's payload), up to the
-            largest number of ranks that was measured. For 1 rank: bytes of a payload in parts / bytes of the whole one.
-        merge: cost of adding a received payload to this rank's payload before it is sent on.
+        layers: ids of the layers in the message, in the message's order, which may differ from the bucket's order.
+        growth: measured pairs (number of ranks, bytes of their merged payload / bytes of one rank's payload), up to the
+            largest number of ranks that was measured. For 1 rank, the ratio is bytes of a payload that is cut into
+            parts / bytes of the whole payload.
+        merge: cost of adding a received payload to this rank's payload before the sum is sent on.
         pack_s: seconds to pack the whole message into bytes.
         unpack: cost of reading a payload from bytes.
         decode_s: seconds to add one rank's payloads to a dense tensor.
@@ -110,7 +111,7 @@ class EncodedBucket:
     """The messages that a compressor produces from a bucket of gradients, and the time that this takes.
 
     Attributes:
-        work_s: seconds of the compressor's work before each message, and after the last one.
+        work_s: seconds of the compressor's work before each message, and after the last message.
         offers: the messages, in the order in which they are sent.
     """
 
@@ -124,7 +125,7 @@ class BucketParts:
 
     Attributes:
         ready_s: seconds from the start of backward until all gradients of the bucket are computed.
-        layers: ids of the layers in the bucket, in their order there.
+        layers: ids of the layers in the bucket, in the bucket's order.
         numels: number of elements of each layer.
     """
 
@@ -139,7 +140,8 @@ class CpuContention:
 
     Attributes:
         load: number of computing threads / number of cores.
-        handed_over_s: for each bucket of gradients, seconds from the start until it is ready on the slowest rank.
+        handed_over_s: for each bucket of gradients, seconds from the start until the bucket is ready on the slowest
+            rank.
         computed_s: seconds from the start until the slowest rank has finished backward.
         cpu_s: CPU seconds of the whole step including the update, averaged over ranks.
     """
@@ -155,10 +157,10 @@ class MessageCosts:
     """Costs of messages, in addition to the time that they travel on links.
 
     Attributes:
-        message_s, per_byte_s: CPU seconds of a rank for one message and for one byte, sent or received.
+        message_s, per_byte_s: CPU seconds of a rank for each message and for each byte that it sends or receives.
         wake_s: seconds from a short message's arrival until the waiting rank continues.
-        carry_byte_s: CPU seconds per byte between virtual hosts, without those of the ranks; with forwarded frames,
-            CPU seconds of the forwarding thread.
+        carry_byte_s: CPU seconds for carrying a byte between virtual hosts, not counting the ranks' own CPU time; with
+            forwarded frames, CPU seconds of the forwarding thread.
     """
 
     message_s: Seconds = 0.0
@@ -177,7 +179,7 @@ class Validated:
         latency_s: longest one-way delay of any host in seconds.
         predicted_s, measured_s: seconds of a step.
         strategy, trigger, straggler, link_trace, ranks_per_host: as in `metrics.csv`.
-        error: predicted / measured - 1 of the step time.
+        error: relative error of the predicted step time: predicted / measured - 1.
     """
 
     compressor: str
@@ -204,22 +206,24 @@ class Calibration:
         cpu, torch_version, kernels: as in `metrics.csv`.
         cores: number of cores that the ranks could use.
         model, dataset, optimizer, batch_size, augment, threads, bucket_mb: options of the run that was measured.
-        batch_s, forward_s, backward_s, update_s: seconds to load a batch, to compute, and to update the parameters, for
-            one rank that has the machine to itself; CPU time with one thread, wall-clock time with several.
+        batch_s, forward_s, backward_s, update_s: seconds to load a batch, to compute forward and backward, and to
+            update the parameters, for one rank that has the machine to itself; CPU time with one thread, wall-clock
+            time with several.
         buckets: the buckets in the order in which they are ready.
         encoded: the messages of each bucket, by compressor.
         crowds: times of the same step when several ranks compute at once, by ascending load (computing threads /
-            cores). The first is of a single rank, and shows whether other processes disturbed the measurement.
+            cores). The first entry is of a single rank, and shows whether other processes disturbed the measurement.
         messages: costs of messages, by how they travel: `LOCAL`, `FRAMES`, `SEGMENTS` or `FORWARDED`.
         around_message_s: CPU seconds of a rank for one message, sent or received, in addition to those in `messages`:
             for the work of the collective, and because all work is slower right after compute.
         crowded_wake_s: extra seconds from a message's arrival until the waiting rank continues, while the ranks of the
-            last of `crowds` keep all cores busy.
+            last entry of `crowds` keep all cores busy.
         validated: comparisons of predictions from this calibration with real runs.
         cut: measurements that were repeated less often than planned for lack of time, like "4 of 36 steps".
     """
 
-    # What a file of this class is, the command that makes it, and how its predictions are checked, for messages.
+    # For messages to the user: what a file of this class is called, the command that makes it, and how to check
+    # predictions from it.
     kind: ClassVar[str] = "calibration"
     command: ClassVar[str] = "bench calibrate"
     how_to_check: ClassVar[str] = "bench predict --validate does that"
@@ -269,7 +273,7 @@ class Calibration:
 
     @property
     def computed_s(self) -> float:
-        """Return the seconds from the start of a step until backward has ended, for a rank alone on the machine."""
+        """Return the seconds from the start of a step until backward has ended, for one rank alone on the machine."""
         return self.batch_s + self.forward_s + self.backward_s
 
     @property

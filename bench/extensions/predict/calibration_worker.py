@@ -28,12 +28,12 @@ from bench.extensions.predict.step_parts import CROWDED_STEPS, LEAST_TURNS, RANK
 from bench.rank.process import end_process, process_group, rank_main, set_up_device
 from collectives.transport.sockets import open_transport
 
-# Weight in seconds of the initial assumption that parts take as long as expected.
+# Weight in seconds of the initial assumption that measurements take as long as expected.
 PRIOR_S = 3.0
 
 
-# The results of a part as plain values: fields of the calibration or parts of them, by name; and for each kind of
-# repetition (its name, number made, number planned).
+# The result of a measurement: fields of the calibration or parts of them as plain values, by name; and a tuple (name,
+# number made, number planned) for each kind of repetition.
 Measured: TypeAlias = tuple[dict[str, Any], list[tuple[str, int, int]]]
 
 
@@ -43,11 +43,12 @@ class MeasuredPart:
 
     Attributes:
         text: name of the measurement, shown to the user and written with its result.
-        measure: makes the measurement, from the number of repetitions and the seconds that are allowed; every rank must
-            call it, or only rank 0 if `is_alone`. None if the launcher makes the measurement.
+        measure: makes the measurement, given the allowed number of repetitions and the allowed seconds. Only rank 0
+            must call this function if `is_alone`, otherwise every rank must. None if the launcher makes the
+            measurement.
         once_s: seconds that do not depend on the number of repetitions.
         fixed_s: seconds of one repetition.
-        full, least: number of repetitions if there is enough time, and the smallest number.
+        full, least: number of repetitions if there is enough time, and the smallest allowed number.
     """
 
     text: str
@@ -64,7 +65,7 @@ class MeasuredPart:
 
     @property
     def extra_s(self) -> float:
-        """Return the expected seconds of all repetitions above the smallest number."""
+        """Return the expected seconds of all repetitions beyond the smallest number of repetitions (`least`)."""
         return self.fixed_s * (self.full - self.least)
 
 
@@ -72,10 +73,10 @@ class Budget:
     """Divide a limited time among the measurements of a calibration.
 
     Each measurement gets its full number of repetitions if the time is enough. Otherwise, each gets the same number of
-    seconds for repetitions above its smallest number, but a short one never more than it needs. So short measurements
-    keep all their repetitions, and long ones, each of which averages over more time already, are repeated less often.
-    Expected times of the remaining measurements are corrected by the times of the finished ones, because all take
-    longer while other processes use the machine.
+    seconds for repetitions above its smallest number, but a short measurement never gets more than it needs. So short
+    measurements keep all their repetitions. Long measurements are repeated less often, because each already averages
+    over more time. The expected times of the remaining measurements are corrected by the times of the finished ones,
+    because all measurements take longer while other processes use the machine.
 
     Args:
         parts: the measurements in the order in which they are made.
@@ -94,7 +95,7 @@ class Budget:
     def allot(self) -> tuple[int, float]:
         """Return the number of repetitions that the next measurement may make, and the seconds that it may take.
 
-        The seconds matter to a measurement that finds out only while it runs how long a repetition takes.
+        A measurement uses the seconds if it only finds out while it runs how long a repetition takes.
         """
         part, extra_s = self._rest[0], self._extra_s()
         if self._pace * part.extra_s <= extra_s:
@@ -133,10 +134,11 @@ class Budget:
 LONG_MESSAGES = 40
 CROWD_ROUNDS = 4
 STEPS = "steps of one rank"
-# Numbers of repetitions, whose mean is used: rounds wait for one another, so the long ones add to a step's time too.
+# Planned and smallest number of rounds of messages. The mean of all rounds is used, not the median: a round waits for
+# the one before, so long rounds also lengthen a step.
 WAKE_TURNS, LEAST_WAKE_TURNS = 12, 2
-# Expected seconds before anything is measured: of the messages between two processes, of encoding one element, of a
-# round of short messages between computing ranks, and of a part that the launcher measures.
+# Expected seconds, assumed before anything is measured: for the messages between two processes, for encoding one
+# element, for a round of short messages between computing ranks, and for a measurement by the launcher.
 MESSAGES_S, ENCODE_S, WAKE_S, LATER_S = 3.0, 3e-9, 0.5, 20.0
 
 
@@ -161,7 +163,7 @@ def run(config: CalibrateConfig, folder: RunFolder) -> None:
 
 
 class _Measurements:
-    """Make measurements one after the other; rank 0 decides how often each is repeated, and reports the results.
+    """Make measurements one after the other; rank 0 decides how often to repeat each of them, and reports the results.
 
     Args:
         config: the complete configuration.
@@ -176,11 +178,12 @@ class _Measurements:
         self._number, self._of = 0, number + len(config.later)
 
     def __call__(self, parts: Sequence[MeasuredPart], later: Sequence[MeasuredPart], ends: float) -> None:
-        """Make each measurement with as many repetitions as there is time for, unless it was made before.
+        """Make each measurement that was not made before, with as many repetitions as there is time for.
 
         Args:
             parts: the measurements in their order.
-            later: those that the launcher makes afterwards; empty if the remaining measurements are not known yet.
+            later: the measurements that the launcher makes afterwards; empty if the remaining measurements are not
+                known yet.
             ends: the time at which the time limit is reached.
         """
         is_rank_0 = dist.get_rank() == 0
@@ -194,7 +197,7 @@ class _Measurements:
             dist.broadcast(of_rank_0, 0, self._patient)
             repetitions, seconds = int(of_rank_0[0]), float(of_rank_0[1])
             if is_rank_0:
-                left_s = budget.left_s if len(parts) > 1 else None  # unknown before the first part is measured
+                left_s = budget.left_s if len(parts) > 1 else None  # unknown before the first measurement is made
                 report = {"measuring": part.text, "number": self._number, "of": self._of, "left_s": left_s}
                 append_json_line(self._folder.progress, report)
             started = time.monotonic()
@@ -207,7 +210,7 @@ class _Measurements:
 def _messages(config: CalibrateConfig, _: int, __: float) -> Measured:
     costs = MessageCosts()
     group = dist.new_group([0, 1])
-    if isinstance(group, dist.ProcessGroup):  # on ranks outside the group, it is a number
+    if isinstance(group, dist.ProcessGroup):  # on ranks outside the group, `group` is a number
         with contextlib.closing(open_transport(group, timeout_s=config.timeout_s)) as transport:
             costs = message_costs(transport, LONG_MESSAGES)
     dist.barrier()
@@ -215,7 +218,7 @@ def _messages(config: CalibrateConfig, _: int, __: float) -> Measured:
 
 
 def _alone(config: CalibrateConfig, parts: StepParts) -> list[MeasuredPart]:
-    """Return the measurements that rank 0 makes alone: its compute, and each compressor's work on its gradients.
+    """Return the measurements that rank 0 makes alone: of its compute, and of each compressor's work on its gradients.
 
     Steps are timed before and after each compressor, because the machine's speed varies over time.
     """
@@ -236,8 +239,8 @@ def _alone(config: CalibrateConfig, parts: StepParts) -> list[MeasuredPart]:
         return values, [(STEPS, len(times), steps_at_once), ("encodings", turns, config.turns)]
 
     step_s, encode_s = parts.step_s, ENCODE_S * parts.numel
-    # A repetition encodes for every rank, and calls `stir` before each bucket of rank 0. The operations on messages
-    # that follow take about as long as encoding, and call `stir` twice per bucket.
+    # A repetition encodes the gradients of every simulated rank, and calls `stir` before each bucket of rank 0. The
+    # operations on messages that follow take about as long as encoding, and call `stir` twice per bucket.
     turn_s = 2 * RANKS * encode_s + 3 * parts.num_buckets * parts.stir_s + steps_at_once / config.turns * step_s
     return [
         MeasuredPart(
@@ -267,8 +270,8 @@ def _alone(config: CalibrateConfig, parts: StepParts) -> list[MeasuredPart]:
 def _together(config: CalibrateConfig, parts: StepParts) -> list[MeasuredPart]:
     """Return the measurements that all ranks make together: steps of several ranks at once, and their messages.
 
-    The steps are those of one rank, of one rank per core, and of all ranks. These numbers of ranks alternate, because
-    the machine's speed varies over time.
+    Steps are measured with one rank, with one rank per core, and with all ranks. These numbers of ranks alternate,
+    because the machine's speed varies over time.
     """
     cores, most = environment.usable_cores(), dist.get_world_size()
     groups = {number: dist.new_group(list(range(number))) for number in sorted({1, min(cores, most), most})}
@@ -277,7 +280,7 @@ def _together(config: CalibrateConfig, parts: StepParts) -> list[MeasuredPart]:
     def crowds(repetitions: int, _: float) -> Measured:
         found = []
         for group in groups.values() if repetitions else ():
-            if isinstance(group, dist.ProcessGroup):  # on ranks outside the group, it is a number
+            if isinstance(group, dist.ProcessGroup):  # on ranks outside the group, `group` is a number
                 found.append(dataclasses.asdict(parts.crowd(group, cores, repetitions)))
             dist.barrier()
         counts = ("steps of several ranks at once", repetitions, 1 + CROWDED_STEPS)

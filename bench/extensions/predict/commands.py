@@ -34,16 +34,17 @@ EXAMPLES_OF_CALIBRATE = """[bold]Examples[/bold]
 
 [bold]What is measured[/bold]
 
-  First, two processes exchange messages, which gives the cost of a message and of a byte. Then one rank runs alone. Its
-  batch, forward and update are timed, and when each of DDP's buckets is ready during backward. For every compressor,
-  the encoding and decoding of each bucket are timed, and its bytes are counted, also after entries of several ranks are
-  merged. With one thread, all these times are CPU time, which other work on the machine affects least.
+  First, two processes exchange messages, which gives the cost of a message and of a byte. Then one rank runs alone. The
+  times of its batch, forward and update are measured, and the time in backward at which each DDP bucket is ready. For
+  every compressor, the encoding and decoding of each bucket are timed, and the encoded bytes are counted, also after
+  entries of several ranks are merged. With one thread, all these times are CPU time, which other work on the machine
+  affects least.
 
   Then several ranks run steps at the same time, as many ranks as cores and twice as many. This wall-clock time shows
   how much they slow each other down. If the machine supports virtual hosts, the cost of messages between two of them is
   measured too, including the kernel's work. Nothing else should run on the machine during these two measurements.
 
-  Finished parts are kept in FILE.parts until all are measured; after an interruption, the same command continues."""
+  Finished measurements are kept in FILE.parts until all are done; after an interruption, the same command continues."""
 
 EXAMPLES_OF_PREDICT = """[bold]Examples[/bold]
 
@@ -112,11 +113,11 @@ def calibrate(
     print(f"wrote {out}", file=sys.stderr)
     if found.cut:
         print(
-            f"note: --budget {options.budget} was too short to repeat everything as often as planned: "
-            f"{', '.join(found.cut)}; a longer one makes predictions more precise",
+            f"note: with --budget {options.budget}, not everything was repeated as often as planned: "
+            f"{', '.join(found.cut)}; a longer budget makes predictions more precise",
             file=sys.stderr,
         )
-    # The single rank waited for its core for more than a tenth of its compute time.
+    # The rank that ran alone waited for its core for more than a tenth of its compute time.
     if found.threads == 1 and found.crowds[0].computed_s > 1.1 * found.computed_s:
         print(
             "warning: other processes used the cores during the calibration, so step times of ranks that share cores "

@@ -1,13 +1,13 @@
-"""Contention: how ranks on the same cores slow each other down, and how messages share the links of a server.
+"""Contention: how ranks on the same cores slow each other down, and how messages share links to a server.
 
 A rank's share is the fraction of the time, 0 to 1, in which its host may run. A rank that computes has
 share / slowdown(load) of the speed that it has alone on the machine. The load (computing threads / cores) is the load
 of one rank times the sum of the shares of all ranks that compute at that moment; a rank that waits for messages adds
-nothing. If all ranks have the same share and begin at once, the times are those of `crowd_at`.
+nothing. If all ranks have the same share and begin at once, `crowd_at` gives their times.
 
-Messages to and from a server share links max-min fairly: the rate of a message can increase only if that of another
-message, which is no faster, decreases. The ranks of a host share its link in equal parts, and the part of the server's
-link that a host cannot use is left to the other hosts.
+Messages to and from a server share links max-min fairly: no message can get a higher rate unless a message that is no
+faster gets a lower rate. The ranks of a host share its link in equal parts, and the part of the server's link that a
+host cannot use is left to the other hosts.
 
 Sources: processor sharing, Kleinrock, "Queueing systems", volume 2 (1976), section 4.4; max-min fair rates by filling
 up, Bertsekas and Gallager, "Data networks" (2nd edition, 1992), section 6.5.2.
@@ -26,18 +26,18 @@ from bench.extensions.predict.calibration import Calibration, CpuContention, Enc
 from bench.extensions.predict.links import Floats, Links
 from collectives.schedule.waves import Ints
 
-# Which workers are busy, bool [count] -> the amount of work that each does per second, float [count]; 0 if not busy.
+# A function: which workers are busy, bool [count] -> the work that each does per second, float [count]; 0 if not busy.
 Rates = Callable[[npt.NDArray[np.bool_]], Floats]
 
 
 class FairShareQueue:
-    """Simulate workers that share a resource, so that their rates change whenever one of them begins or ends.
+    """Simulate workers that share a resource, so that their rates change whenever one of them begins or ends its work.
 
     Args:
         env: the simulation, whose clock is used.
         count: number of workers.
-        rates: returns the rates of all workers in units of work per second, float [count]; its argument says which of
-            them are busy, bool [count].
+        rates: returns the rates of all workers in units of work per second, float [count]; the function's argument says
+            which workers are busy, bool [count].
     """
 
     def __init__(self, env: simpy.Environment, count: int, rates: Rates) -> None:
@@ -50,7 +50,7 @@ class FairShareQueue:
         self._alarms = 0
 
     def begin(self, index: int, amount: float) -> simpy.Event:
-        """Give worker `index`, which is not busy, an amount of work; return an event that happens when it is done."""
+        """Give worker `index`, which is not busy, some work; return an event that happens when the work is done."""
         done = self._done[index] = self._env.event()
         self._left -= self._rates * (self._env.now - self._now)
         self._busy[index], self._left[index] = True, amount
@@ -58,7 +58,7 @@ class FairShareQueue:
         return done
 
     def rate_with(self, index: int) -> float:
-        """Return the current rate of worker `index`; if the worker is not busy, the rate that it would have."""
+        """Return the current rate of worker `index`; if the worker is not busy, the rate if it began work now."""
         busy = self._busy.copy()
         busy[index] = True
         return float(self._rates_of(busy)[index])
@@ -92,7 +92,7 @@ FASTEST = 1e15
 
 
 class Star:
-    """Simulate messages between the ranks and one of them, which is the server.
+    """Simulate messages between the ranks and the server, which is one of the ranks.
 
     Args:
         env: the simulation, whose clock is used.
@@ -113,7 +113,7 @@ class Star:
         The message waits for earlier messages between this rank and the server in the same direction.
 
         Returns:
-            An event that happens when the last byte is sent; at once if the rank is on the server's host.
+            An event that happens when the last byte is sent; it happens at once if the rank is on the server's host.
         """
         if self._links.host_of[rank] == self._links.host_of[self._root]:
             return self._env.event().succeed()
@@ -132,7 +132,7 @@ class Star:
     def _fair_rates(self, busy: npt.NDArray[np.bool_]) -> Floats:
         """Return the bytes per second of each rank's messages to and from the server, float [2 * ranks].
 
-        The value is 0 for those that are not `busy`.
+        The rate is 0 for messages that are not under way (not `busy`).
         """
         hosts, share = self._links.host_of, self._links.ack_share
         server_up, server_down = self._up[hosts[self._root]], self._down[hosts[self._root]]
@@ -176,12 +176,12 @@ def fair_shares(count: Ints, own: Floats, shared: float) -> Floats:
 
 
 def crowd_at(calibration: Calibration, load: float) -> CpuContention:
-    """Return the times of forward and backward at any load (threads that compute / cores), from the measured ones.
+    """Return the times of forward and backward at a load (threads that compute / cores), from those at measured loads.
 
     Up to the smallest measured load, the times are the CPU time of a rank alone, which other work on the machine did
     not lengthen. Between two measured loads, times are interpolated. Beyond the largest measured load, times grow in
     proportion to the load once there are more threads than cores, because the cores then switch between threads; the
-    CPU time stays that of the largest measured load.
+    CPU time stays as at the largest measured load.
     """
     loads = [crowd.load for crowd in calibration.crowds]
     times = np.array(
@@ -210,7 +210,7 @@ class SharedCores:
     Attributes:
         calibration: the calibration, which tells how much ranks slow each other down.
         shares: fraction of the time in which each rank's host may run, 0 to 1, float [ranks].
-        load: the load of one rank that always runs: its threads / cores.
+        load: the load of one rank that always runs: threads of the rank / cores.
     """
 
     calibration: Calibration
@@ -218,7 +218,7 @@ class SharedCores:
     load: float
 
     def reached(self, starts: Floats, marks: Floats) -> Floats:
-        """Return the times in seconds at which ranks have done given amounts of work, float [marks, ranks].
+        """Return the times in seconds at which each rank has done given amounts of work, float [marks, ranks].
 
         Args:
             starts: the time at which each rank begins, float [ranks].
@@ -260,7 +260,7 @@ class Job:
         slower: factor by which each rank computes more slowly because of its host, float [ranks].
         load: threads that compute at once / cores, for ranks that share cores.
         shared_cores: number of cores that all ranks share; None if hosts have their own.
-        straggler: a rank that is slowed down on purpose, or None.
+        straggler: a rank that is slowed down on purpose; None if there is none.
     """
 
     encoded: Sequence[EncodedBucket]
@@ -276,19 +276,20 @@ class Computing:
     """Times of a step's forward and backward on every rank.
 
     Attributes:
-        handed_over_s: seconds from the start of the step until each bucket is ready, if all ranks begin at once; for
-            each bucket float [ranks].
+        handed_over_s: seconds from the start of the step until each bucket is ready, if all ranks begin at once; one
+            float [ranks] per bucket.
         computed_s: seconds from the start of the step until backward has ended, float [ranks].
-        factor: factor by which a rank's other work takes longer than measured alone on the machine, float [ranks].
+        factor: factor by which a rank's work outside forward and backward takes longer than measured alone on the
+            machine, float [ranks].
         cpu_s: CPU seconds of one rank in a step, with the update.
-        longer: sleep at the end of backward, before the last bucket is handed over, as a multiple of the time since
-            the step began, float [ranks]; 0 for ranks that are not stragglers.
+        longer: time that a straggler sleeps at the end of backward, before it hands over the last bucket, as a multiple
+            of the time since the step began, float [ranks]; 0 for other ranks.
         cores: the cores that all ranks share; None if hosts have their own.
         marks: seconds of work until each bucket is ready and until backward has ended, for a rank alone on the machine,
             float [buckets + 1].
-        marks_of_last: `marks` for the slowest of several ranks that begin at once. Cores are not shared evenly, so
-            this rank has each bucket ready later than if they were. Its backward still ends when it would then,
-            because the other ranks end earlier and free their cores.
+        marks_of_last: `marks` for the slowest of several ranks that begin at once. Because cores are not shared evenly,
+            each bucket of this rank is ready later than with even sharing. Its backward still ends at the same time as
+            with even sharing, because the other ranks end earlier and free their cores.
     """
 
     handed_over_s: tuple[Floats, ...]
@@ -302,7 +303,7 @@ class Computing:
 
     @classmethod
     def of_ranks(cls, calibration: Calibration, job: Job) -> Self:
-        """Return the times that follow from measurements of one rank alone and of several ranks on the same cores.
+        """Compute the times from measurements of one rank alone and of several ranks on the same cores.
 
         A straggler sleeps at the end of backward, before it hands over the last bucket, so that forward and backward
         take `slowdown` times as long. The sleep takes no CPU time.
@@ -349,6 +350,6 @@ class Computing:
         if self.cores is None:
             return starts + np.stack([*self.handed_over_s, self.computed_s])
         times = self.cores.reached(starts, self.marks_of_last)
-        # A straggler computes faster while the others already wait for it.
+        # A straggler computes faster while the other ranks already wait for it.
         times[-2:] += self.longer * (times[-1] - starts)
         return times

@@ -50,7 +50,7 @@ ENCODE_NS = {
 }  # fmt: skip
 # Encoding takes twice as long right after compute, because compute has replaced the contents of the caches.
 BEHIND_COMPUTE = 2.0
-# CPU time in ns per element: to write the mean, and to add the values of one rank.
+# CPU time of decoding in ns per element: to write the mean, and to add the values of one rank.
 DECODE_NS, DECODE_TERM_NS = 0.4, 0.17
 # CPU time in s per byte: to merge sparse entries, to add dense values, and to pack or read a message.
 MERGE_BYTE_S, ADD_BYTE_S, PACK_BYTE_S = 5e-9, 1e-10, 2e-10
@@ -58,13 +58,13 @@ MERGE_BYTE_S, ADD_BYTE_S, PACK_BYTE_S = 5e-9, 1e-10, 2e-10
 GROWTH = ((1, 1.0), (2, 1.8), (4, 3.3))
 MESSAGES = MessageCosts(message_s=15e-6, per_byte_s=1e-10, wake_s=30e-6)
 AROUND_MESSAGE_S = 50e-6
-# Shares of a step that load the batch and update the parameters.
+# Shares of a step's time for loading the batch, and for updating the parameters.
 BATCH_SHARE, UPDATE_SHARE = 0.03, 0.03
-# Backward computes two matrix products for each one of forward.
+# Share of backward in forward and backward: it computes two matrix products for each matrix product of forward.
 BACKWARD_SHARE = 2 / 3
-# A load so high that ranks never slow each other down.
+# Load up to which ranks are assumed not to slow each other down; too high to be reached.
 ANY_LOAD = 1e9
-# A step after the first ones, in which some compressors send all entries.
+# Index of a step long after the first steps, because some compressors send all entries in the first steps.
 LATE = 10**6
 
 
@@ -82,7 +82,7 @@ class EstimatedCalibration(Calibration):
 
 
 def estimated(config: PredictConfig) -> EstimatedCalibration:
-    """Return an estimated calibration of `config.model`, whose step takes `config.step_time` without any exchange.
+    """Return an estimated calibration of `config.model`, whose step takes `config.step_time` without an exchange.
 
     Raises:
         UsageError: the model is not named, or the cost of the compressor is not known.
@@ -101,7 +101,7 @@ def estimated(config: PredictConfig) -> EstimatedCalibration:
     batch_s, update_s = BATCH_SHARE * step_s, UPDATE_SHARE * step_s
     backward_s = BACKWARD_SHARE * (step_s - batch_s - update_s)
     forward_s = step_s - batch_s - update_s - backward_s
-    # All linear, attention and conv layers take equally long.
+    # All linear, attention and conv layers are assumed to take equally long.
     counts = [sum(layer.kind in ("conv", "linear", "attention") for layer in bucket) for bucket in buckets]
     ready_s = [backward_s * (done / (sum(counts) or 1)) for done in itertools.accumulate(counts)]
     names = [config.compressor, BASELINE] if config.compressor else [*ENCODE_NS]
@@ -149,7 +149,7 @@ def estimated(config: PredictConfig) -> EstimatedCalibration:
 
 
 def _encoded(compressor: Compressor, buckets: Sequence[Sequence[Layer]]) -> tuple[EncodedBucket, ...]:
-    """Return each bucket's messages, whose lengths are found by encoding random gradients, and their estimated costs.
+    """Return each bucket's messages with their estimated costs; random gradients are encoded to find their lengths.
 
     Raises:
         UsageError: the time that the compressor takes to encode is not known.

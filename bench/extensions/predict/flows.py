@@ -19,9 +19,9 @@ rank. window(m) is the extra time of a new or idle connection, until its congest
 `drained` (below) returns when a fluid queue becomes empty. Like the other formulas, it consists of sums and maxima of
 non-negative terms only, so a faster link, a shorter delay or a smaller message never makes anything later. (Fair shares
 that flows negotiate do not guarantee this.) Messages that share an uplink end at the same time, like flows of equal
-weight. Acknowledgements of the messages in one direction of a link travel in the other direction, and add to the b_m of
-the messages there. Senders do not wait for buffer space at the receiver: once the kernel has accepted a message, it
-travels while the receiver still computes.
+weight. Acknowledgements of the messages in one direction of a link travel in the other direction. They are added to b_m
+of the messages that travel in that other direction. Senders do not wait for buffer space at the receiver: once the
+kernel has accepted a message, it travels while the receiver still computes.
 
 On a link whose rate changes over time, `drained` uses the link's own clock (`links.TraceClock`), and a message consists
 of parts. A part leaves when the uplink has sent everything before it. With constant rates, the first and the last part
@@ -32,8 +32,8 @@ A fluid queue that is never idle while something waits becomes empty at
     drained(t, v) = max(free + sum v, max over k of (t_(k) + v_(k) + v_(k+1) + ...)), arrivals in order of time
 
 This is Lindley's recursion with arrival times t and service times v, for a queue that has earlier work until `free`.
-The queue becomes empty at the end of its last busy period. This period begins with some arrival, and lasts for the
-service times of everything that has arrived since then.
+The queue becomes empty at the end of its last busy period. This period begins with some arrival, and lasts for the sum
+of the service times of everything that has arrived since then.
 """
 
 import math
@@ -80,7 +80,7 @@ def drained(queue: Ints, arrival: Floats, service: Floats, free: Floats, *, alon
 class WavePaths:
     """The links that the messages of a wave (messages that depend only on earlier waves) use.
 
-    They are kept, because waves between the same ranks often repeat.
+    One object serves several waves, because waves between the same ranks often repeat.
 
     Args:
         sources, targets: sending and receiving rank of each message, int [messages].
@@ -88,8 +88,8 @@ class WavePaths:
 
     Attributes:
         alone: True if every rank sends and receives at most one message, and no two ranks share a host.
-        inside: whether each message stays within a host, bool [messages]; None if none does.
-        leaving, coming: number of messages that each rank sends, and that it receives, float [ranks].
+        inside: True for each message that stays within a host, bool [messages]; None if no message does.
+        leaving, coming: number of messages that each rank sends, and number that it receives, float [ranks].
         from_hosts, to_hosts: hosts of each message's source and target, int [messages].
         latency_s: one-way delay of each message, 0 within a host, float [messages].
         round_trip_s: delay to the target and back, 0 within a host, float [messages].
@@ -131,7 +131,7 @@ class WavePaths:
 
 # Number of targets that are computed at once in a wave from every rank to every rank, which limits memory.
 TARGETS_AT_ONCE = 256
-# Most messages of one wave in which each rank sends to each: these take a few GB.
+# Most messages of one wave from every rank to every rank; this many messages take a few GB of memory.
 MOST_MESSAGES = 1 << 28
 # Most parts into which a message is divided if rates change over time.
 MOST_PARTS = 16
@@ -152,9 +152,9 @@ class Flows:
             to let a rank wait or do other work.
         busy_s: CPU seconds of each rank for messages, without the factor `slower`, float [ranks].
         sent: bytes that each rank has sent, float [ranks].
-        sent_over_links: those of the sent bytes that left the rank's host, float [ranks].
+        sent_over_links: bytes that each rank has sent to other hosts, float [ranks].
         messages: number of messages that each rank has sent, float [ranks].
-        windows: TCP windows of connections that are silent at times; None if only links limit what ranks send.
+        windows: TCP windows of connections that are silent at times; None if only the links limit how fast ranks send.
         crowded_until: the time until which the cores that ranks share are busy, so that waiting ranks wake up late.
     """
 
@@ -168,15 +168,15 @@ class Flows:
         self._hosts = np.arange(len(links.up_rate))
         self._up, self._down = Paces(links.up_paces), Paces(links.down_paces)
         self._constant = links.period_s is None
-        self._up_free, self._down_free = np.zeros((2, len(self._hosts)))  # readings of the links' clocks
+        self._up_free, self._down_free = np.zeros((2, len(self._hosts)))  # clock readings when links are free
         self._carried = 0.0
         self._paths: WavePaths | None = None
 
     def run(self, waves: Iterable[Wave], *, unpack: LinearCost = NOTHING, merge: LinearCost = NOTHING) -> None:
-        """Simulate one sum, which begins on each rank at its time in `ready`; set `ready` to the times of its end.
+        """Simulate one sum, which begins on each rank at its time in `ready`; set `ready` to the end of the sum.
 
         Args:
-            waves: the messages of all ranks; those of a wave depend only on messages of earlier waves.
+            waves: the messages of all ranks; the messages of a wave depend only on messages of earlier waves.
             unpack: cost of unpacking each received message.
             merge: cost of adding a received message to the receiver's own values.
 
@@ -198,7 +198,7 @@ class Flows:
                 self._run_messages(*wave.messages(), message_s, per_byte_s)
 
     def _run_messages(self, sources: Ints, targets: Ints, nbytes: Ints, message_s: Floats, per_byte_s: Floats) -> None:
-        """Simulate messages, for which the receiver needs CPU seconds per message and per byte."""
+        """Simulate messages; receiving one takes `message_s` CPU seconds, and `per_byte_s` more for each byte."""
         message_s, per_byte_s = np.broadcast_to(message_s, nbytes.shape), np.broadcast_to(per_byte_s, nbytes.shape)
         if not nbytes.all():
             there = nbytes > 0
@@ -235,7 +235,7 @@ class Flows:
                 sources, targets, over_link, np.maximum(paths.up_s, paths.down_s), paths.round_trip_s
             )
             arrive = np.maximum(arrive, begin + leaves_in_s + paths.latency_s)
-            # The seconds for which the busiest link carries these messages, or the longest message takes.
+            # Seconds until all these messages have left: those of the busiest link or of the slowest message.
             up_s = np.bincount(paths.from_hosts, up_bytes * paths.up_s).max()
             down_s = np.bincount(paths.to_hosts, down_bytes * paths.down_s).max()
             leave_s = float(max(up_s, down_s, leaves_in_s.max()))
@@ -312,14 +312,15 @@ class Flows:
             parts: arrival times of each source's parts, float [parts, sources].
             order: indices that sort the flattened `parts`, int [parts * sources].
             service: service time of each whole message, float [sources, hosts].
-            is_sent: whether each source sends to each host, bool [sources, hosts].
+            is_sent: True where a source sends to a host, bool [sources, hosts].
         """
         whole = self._down_free[hosts] + service.sum(0)
         if len(parts) > 1:
             service = np.tile(service / len(parts), (len(parts), 1))
             is_sent = np.tile(is_sent, (len(parts), 1))
         comes = self._down.clock_at(hosts, parts.ravel()[:, None])
-        # As in `drained`, for queues that were empty; all receive from the same sources, so one order is that of all.
+        # As in `drained`, for queues that were empty. One order of arrival holds for all, because all receive from the
+        # same sources.
         rest = service[order][::-1].cumsum(0)[::-1]
         self._down_free[hosts] = np.maximum(whole, np.where(is_sent[order], comes[order] + rest, 0.0).max(0))
         return self._down.time_of(hosts, self._down_free[hosts])
@@ -330,14 +331,14 @@ class Flows:
         Args:
             hosts: the sending host of each message, int [messages].
             begin: the time at which each message is handed to its uplink, float [messages].
-            first: reading of the uplink's clock when it begins to send the message, float [messages].
-            last: reading of the uplink's clock when it has sent the message, float [messages].
+            first: reading of the uplink's clock when the uplink begins to send each message, float [messages].
+            last: reading of the uplink's clock when the uplink has sent each message, float [messages].
             nbytes: lengths of messages, which determine the number of parts.
         """
         if self._constant:
             return begin[None]
         parts = 1 << int(np.log2(np.clip(nbytes.max() / LEAST_PART_BYTES, 1, MOST_PARTS)))
-        shares = np.arange(parts)[:, None] / parts  # of a message that precede each part
+        shares = np.arange(parts)[:, None] / parts  # share of a message that precedes each part
         return np.maximum(begin, self._up.time_of(hosts, first + shares * (last - first)))
 
     def _woken(self, arrived: Floats) -> Floats:

@@ -13,11 +13,12 @@ non-decreasing, and additional opportunities never make anything end later.
 Source: Netravali et al. 2015 (Mahimahi, USENIX ATC), section 4: an opportunity is lost if nothing waits, and the trace
 starts again after its last line.
 
-TCP windows determine how long a message takes on a connection that was silent before. A window grows by the bytes sent
-while it is full, up to twice the bytes that are under way at once. So it reaches the length of a message that is the
-only one of its step, or twice this length if others follow on the same connection. For every timeout (0.2 s plus a
-round trip) that the silence lasts, the window is halved, but not below ten segments. It then doubles in every round
-trip. With a first window of w bytes, a message of b bytes, rate c and round-trip time r, the message
+TCP windows determine how long a message takes on a connection that was silent before. A window grows by the bytes that
+are sent while the window is full, up to twice the bytes that are under way at once. So it reaches the length of a
+message if this is the connection's only message in the step, or twice this length if other messages follow. For every
+timeout (0.2 s plus a round trip) that the silence lasts, the window is halved, but not below ten segments. The window
+then doubles in every round trip. With a first window of w bytes, a message of b bytes, rate c and round-trip time r,
+the message
 
     leaves in  max(w/c, r) + max(2w/c, r) + ... + (bytes left) / c
 
@@ -25,10 +26,11 @@ Connections are silent while their ranks compute (`Windows`), and also within a 
 ranks: a leaf of a tree sends to its parent, and does not send again until its next sum (`SettlingWindows`).
 
 A longer delay means fewer timeouts, and so could make a message leave sooner. To exclude this, the message takes the
-longest time over this delay and all shorter ones. A silence within a step is the sum of the waves that passed in it.
-A wave lasts as long as its slowest message and its busiest link at mean rates. This includes messages for which other
-ranks do not wait, and leaves out the time that ranks compute between waves. So a faster link, a shorter delay or a
-shorter silence never makes a message later, which the actual time between two messages would not guarantee.
+longest time over this delay and all shorter ones. The length of a silence within a step is the sum of the durations of
+the waves that passed in it. A wave lasts as long as its slowest message and its busiest link at mean rates. This
+includes messages for which other ranks do not wait, and leaves out the time that ranks compute between waves. So a
+faster link, a shorter delay or a shorter silence never makes a message later, which the actual time between two
+messages would not guarantee.
 
 Sources: Handley, Padhye, Floyd 2000 (RFC 2861), section 3.2, as implemented in Linux: `tcp_cwnd_restart`, and
 `is_cwnd_limited` for the bytes under way; Chu et al. 2013 (RFC 6928); Paxson et al. 2011 (RFC 6298), with Linux's
@@ -47,10 +49,10 @@ from collectives.schedule.waves import Ints
 
 Floats = npt.NDArray[np.float64]
 
-# Times that differ by at most this count as equal, so that a message can use an opportunity at its arrival time
-# despite rounding.
+# Times that differ by at most this count as equal, so that despite rounding a message can use the opportunity at the
+# time of the message's arrival.
 _INSTANT_S = 1e-9
-# Share of an opportunity that counts as rounding error, so that no further opportunity is needed for it.
+# Remaining work below this share of an opportunity counts as a rounding error and needs no further opportunity.
 _PART = 1e-6
 
 
@@ -60,7 +62,7 @@ class TraceClock:
 
     Attributes:
         moments_s: times in seconds at which the trace gives an opportunity to send, ascending, float [opportunities].
-            The last one is above 0, and is the period after which the trace repeats.
+            The last time is above 0, and is the period after which the trace repeats.
     """
 
     moments_s: Floats
@@ -68,7 +70,7 @@ class TraceClock:
     def clock_at(self, times: Floats) -> Floats:
         """Return the clock's reading just before each time: an opportunity at exactly this time is not counted yet."""
         times, period_s = times - _INSTANT_S, self.moments_s[-1]
-        rounds = np.maximum(0.0, np.ceil(times / period_s) - 1)  # a time at the end of a period belongs to it
+        rounds = np.maximum(0.0, np.ceil(times / period_s) - 1)  # a time at the end of a period belongs to this period
         passed = np.searchsorted(self.moments_s, times - rounds * period_s)
         shown: Floats = rounds * period_s + passed * (period_s / len(self.moments_s))
         return shown
@@ -86,8 +88,8 @@ class Paces:
     """The clocks of all hosts' links in one direction; a clock's speed is the link's current rate / its mean rate.
 
     Args:
-        of_hosts: the clock of each host's link; None if its rate is constant, so that its clock shows the time.
-            Empty if all rates are constant.
+        of_hosts: the clock of each host's link; None for a link whose rate is constant, because its clock shows the
+            time. Empty if all rates are constant.
     """
 
     def __init__(self, of_hosts: Sequence[TraceClock | None]) -> None:
@@ -126,9 +128,9 @@ class Links:
 
     Attributes:
         host_of: the index of each rank's host, int [ranks]; messages within a host use no link.
-        up_rate: bytes per second that each host can send, float [hosts]; inf if not limited. If the rate changes over
-            time, its mean.
-        down_rate: bytes per second that each host can receive, float [hosts]; inf or the mean as in `up_rate`.
+        up_rate: bytes per second that each host can send, float [hosts]; inf if not limited; the mean rate if the rate
+            changes over time.
+        down_rate: bytes per second that each host can receive, float [hosts]; inf or the mean rate as in `up_rate`.
         up_paces, down_paces: the clock of each host's link in each direction, whose speed is the current rate / the
             mean rate; None for a host whose rate is constant. Empty if all rates are constant.
         latency_s: one-way delay of the messages that each host sends, in seconds, float [hosts].
@@ -136,7 +138,7 @@ class Links:
         per_byte_s: CPU seconds of a rank for each byte that it sends or receives.
         wake_s: seconds from the arrival of a message until the rank that waits for it continues.
         crowded_wake_s: `wake_s` while more threads compute than there are cores.
-        ack_share: bytes of acknowledgements that travel in one direction per byte of messages in the other.
+        ack_share: bytes of acknowledgements that travel in one direction per byte of messages in the other direction.
         carry_byte_s: CPU seconds per byte if cores carry messages between virtual hosts; 0 if no cores do.
         carriers: number of cores that carry messages at once.
     """
@@ -172,11 +174,11 @@ class Links:
         return max((float(pace.moments_s[-1]) for pace in paces), default=None)
 
 
-# Linux's minimum timeout, without the round trip.
+# Linux's minimum retransmission timeout in seconds, without the round trip.
 LEAST_TIMEOUT_S = 0.2
 SEGMENT_BYTES = 1448
 LEAST_WINDOW_BYTES = 10 * SEGMENT_BYTES
-# Seconds of silence after which a window is as small as that of a new connection.
+# Seconds of silence after which a window is as small as the window of a new connection.
 NEW_S = 60.0
 # Seconds by which a silence must exceed a timeout, because sums of times have rounding errors.
 TIE_S = 1e-6
@@ -186,7 +188,7 @@ class Windows:
     """TCP windows of all connections between ranks, if connections are silent only between steps.
 
     Args:
-        num_ranks: number of ranks, each of which is connected to each other.
+        num_ranks: number of ranks; every two ranks are connected.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -209,9 +211,9 @@ class Windows:
         per_byte_s: Floats,
         round_trip_s: Floats,
     ) -> Floats:
-        """Return the seconds in which each message leaves its sender if the links carry nothing else.
+        """Return the seconds that each message takes to leave its sender if the links carry nothing else.
 
-        All arguments are broadcast to one shape, which is also that of the result.
+        All arguments are broadcast to one shape, which is also the shape of the result.
 
         Args:
             sources: sending rank of each message.
@@ -230,15 +232,14 @@ class Windows:
             window = np.maximum(sent, grown * 0.5**timeouts)
             longest_s = np.clip(silence_s / timeouts - LEAST_TIMEOUT_S, 0.0, round_trip_s)
             leaves = np.maximum(leaves, _leaves_in_s(window, nbytes, per_byte_s, longest_s))
-            if (window == sent).all():  # more timeouts make no window smaller, and mean shorter delays
+            if (window == sent).all():  # more timeouts make no window smaller, but assume shorter delays
                 break
         return leaves
 
     def _before(self, sources: Ints, targets: Ints, nbytes: Ints) -> tuple[Floats, Floats]:
-        """Return, for each message, how long its connection was silent and how far its window had grown before.
+        """Return, for each message, the seconds of silence and the bytes sent at once on its connection before.
 
-        The first value is the seconds of silence since the window was as long as the message, the second is the bytes
-        that have been sent at once since then.
+        Both values count from the moment when the connection's TCP window was last as long as the message.
         """
         return np.asarray(self._silence_s), self._longest[sources, targets].astype(np.float64)
 
@@ -248,7 +249,7 @@ class Windows:
         Args:
             sources: sending rank of each message.
             targets: receiving rank of each message.
-            seconds: seconds from the first of these messages until the last one arrived.
+            seconds: seconds from the start of the first of these messages until the last of them arrived.
         """
 
 
@@ -257,14 +258,15 @@ class SettlingWindows(Windows):
 
     Steps are simulated until these windows no longer change from step to step.
 
-    Silences add up until a message is at least half as long as the longest one of the previous step, because such a
+    Silences add up until a message is at least half as long as the longest message of the previous step, because such a
     message lets the window grow again.
     """
 
     def __init__(self, num_ranks: int) -> None:
         super().__init__(num_ranks)
         self._clock_s = NEW_S
-        # Reading of `_clock_s` at the last message, seconds of silence since a long message, bytes of the window.
+        # For each connection: reading of `_clock_s` at the last message, seconds of silence since a long message,
+        # window in bytes.
         self._came_at_s, self._silences_s, self._window = np.zeros((3, num_ranks, num_ranks))
         self._longest_before = np.full((num_ranks, num_ranks), np.inf)
 

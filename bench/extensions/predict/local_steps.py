@@ -1,4 +1,4 @@
-"""Predict the steps of `--strategy local`: ranks train alone, and exchange differences of their parameters at times.
+"""Predict the steps of `--strategy local`: ranks train alone, and exchange parameter differences at intervals.
 
 With one exchange every I steps, of one of F equal fragments:
 
@@ -7,13 +7,14 @@ With one exchange every I steps, of one of F equal fragments:
     outer      time of the outer step on a fragment, taken to be the time of the optimizer's update / F
     step       alone + (max(0, exchange - delay * alone) + outer) / I
 
-With steps=auto, each rank has its own I, as a run would plan it. A step of the run then is one step per rank, whichever
-ranks make them: I is the mean over ranks, and I * alone the time until the last rank has made its steps.
+With steps=auto, each rank has its own number of steps between exchanges, as a run would plan it. A step of the run then
+stands for as many steps as there are ranks, whichever ranks make them: I is the mean over ranks, and I * alone the time
+until the last rank has made its steps.
 
 To simulate the exchange of a fragment, the messages of the whole model are kept, and all times per byte are divided by
-F. TCP's windows are not scaled, so on links with a latency the exchange of a fragment is predicted too long. Left out
-are buffers, which are few bytes, the first steps of `start_after`, and the work of `average=senders` and `clip=median`.
-An exchange in the background is taken to slow down no step, unless the cores are the limit.
+F. TCP's windows are not scaled, so on links with a latency the predicted exchange of a fragment is too long. The
+prediction leaves out buffers, which are few bytes, the first steps of `start_after`, and the work of `average=senders`
+and `clip=median`. An exchange in the background is assumed not to slow down steps, unless the cores are the limit.
 """
 
 import dataclasses
@@ -31,11 +32,11 @@ from collectives.schedule.waves import Ints
 from gradwire.local.by_speed import COMPUTE_PER_EXCHANGE, planned_steps
 from gradwire.local.options import LocalOptions
 
-MANY_STEPS = 10**9  # that a rank may still make, so that the end of the run does not shorten the time until an exchange
+MANY_STEPS = 10**9  # steps left for a rank: so many that the end of the run does not shorten the time until an exchange
 
 
 def predict_local(calibration: Calibration, job: Job, collective: Collective, options: LocalOptions) -> Prediction:
-    """Predict the mean step of ranks that exchange the differences of their parameters after some steps.
+    """Predict the mean step of ranks that train alone, and exchange parameter differences after several steps.
 
     Args:
         calibration: the measured parts of a step.
@@ -52,7 +53,7 @@ def predict_local(calibration: Calibration, job: Job, collective: Collective, op
     outer_s = float(updated_s.max()) / options.fragments
 
     def exchanged_after(steps: Ints) -> tuple[SimulatedStep, float]:
-        """Simulate an exchange, before which every rank makes `steps` steps; return it, and its duration."""
+        """Simulate an exchange after `steps` steps of each rank; return the simulation, and the exchange's seconds."""
         silent_s = float(((steps - 1) * alone).min())
         step = SimulatedStep(calibration, job, collective, in_hook=False, starts_early=False, idle_s=silent_s)
         ends = np.zeros(n)
@@ -93,11 +94,11 @@ def predict_local(calibration: Calibration, job: Job, collective: Collective, op
 
 
 def _steps_by_speed(step_s: Floats, seconds: float) -> Ints:
-    """Return each rank's steps until an exchange, int [ranks], as planned in the middle of a long run.
+    """Return each rank's number of steps until an exchange, int [ranks], as planned in the middle of a long run.
 
     Args:
         step_s: seconds of a step on each rank, float [ranks].
-        seconds: time until the exchange, at least.
+        seconds: shortest time until the exchange, in seconds.
     """
     return np.array(planned_steps(step_s.tolist(), seconds, left=MANY_STEPS * len(step_s)))
 
@@ -105,7 +106,7 @@ def _steps_by_speed(step_s: Floats, seconds: float) -> Ints:
 def _in_one_bucket(calibration: Calibration, job: Job) -> tuple[Calibration, Job]:
     """Return the calibration and the job with one bucket of all parameters, which `local` sends together.
 
-    Costs per byte, and how messages grow when they are merged, are those of the longest message.
+    Costs per byte, and the growth of messages when they are merged, are taken from the longest message.
     """
     buckets = calibration.buckets
     bucket = BucketParts(
@@ -114,7 +115,7 @@ def _in_one_bucket(calibration: Calibration, job: Job) -> tuple[Calibration, Job
         numels=tuple(numel for each in buckets for numel in each.numels),
     )
     crowds = tuple(dataclasses.replace(each, handed_over_s=each.handed_over_s[-1:]) for each in calibration.crowds)
-    # A bucket may have fewer messages than others: one, if all of its layers are sent uncompressed.
+    # A bucket may have fewer messages than others: just one, if all of the bucket's layers are sent uncompressed.
     before = itertools.zip_longest(*(each.work_s[:-1] for each in job.encoded), fillvalue=0.0)
     offers = itertools.zip_longest(*(each.offers for each in job.encoded))
     encoded = EncodedBucket(
@@ -138,7 +139,7 @@ def _joined(offers: Sequence[MessageProfile]) -> MessageProfile:
 
 
 def _of_fragment(job: Job, fragments: int) -> Job:
-    """Return the job with work and links so fast that the whole model takes as long as one fragment."""
+    """Return the job with faster work and links, with which the whole model takes as long as one fragment."""
     if fragments == 1:
         return job
     links = dataclasses.replace(

@@ -1,7 +1,7 @@
-"""Measure the CPU time that messages cost: the time of the ranks, and the time to carry bytes between virtual hosts.
+"""Measure the CPU time of messages: the time that ranks take, and the time to carry bytes between virtual hosts.
 
-The kernel's accounting does not show how much time on the shared cores it takes to carry a byte between virtual hosts:
-kernels that sample at every timer tick what a core does miss the work of timers and frames between two ticks. So this
+The kernel's accounting does not show the CPU time that it takes to carry a byte between virtual hosts, because a kernel
+that samples each core's work only at timer ticks misses the work on timers and frames between two ticks. So this
 time is computed from how much more slowly the ranks compute while messages are carried, as in training. Each rank on a
 virtual host runs this module: `python -m bench.extensions.predict.message_costs FOLDER`.
 """
@@ -33,7 +33,7 @@ SHORT_ROUNDS, LONG_ROUNDS = 25, 7
 MESSAGE_BYTES = 300_000
 # Number of exchanges in which the time to carry a byte is measured.
 EXCHANGES = 40
-# Share of the smallest results, and share of the largest results, that do not count.
+# This share of the results, at the lower end and again at the upper end, does not count.
 STRAY_SHARE = 0.2
 REST_S = 0.1
 ROWS = 128
@@ -70,7 +70,7 @@ def _round_trips(transport: Transport, nbytes: int, messages: int) -> tuple[floa
     return wall_s / messages, cpu_s / messages
 
 
-# Calls a function; returns (products per second that the thread computed meanwhile, seconds that the function took).
+# Calls a function; returns (matrix products per second that the thread computed meanwhile, seconds of the call).
 PerSecond = Callable[[Callable[[], object]], tuple[float, float]]
 
 
@@ -106,8 +106,9 @@ def carry_byte_s(transport: Transport, costs: MessageCosts) -> float:
 
     Every rank must call this function.
 
-    Each exchange of messages is compared with a rest before it, because the speed of the cores varies over time. The
-    result is a mean, not a median, because the same frames take several times as long if processes run on other cores.
+    Each exchange of messages is compared with an idle period just before, because the speed of the cores varies over
+    time. The result is a mean, not a median, because the same frames take several times as long if processes run on
+    other cores.
 
     Args:
         transport: connects the ranks, each of which has its own virtual host.
@@ -132,7 +133,7 @@ def forwarded_byte_s(transport: Transport) -> float:
     """Return the CPU seconds per byte of the one thread that forwards all messages; every rank must call this function.
 
     Many frames are under way at once, as in training, because the thread's time per frame grows with the number of
-    frames that it holds.
+    frames that the thread holds.
     """
     n, use = transport.world_size, ForwarderUse()
     for _ in range(EXCHANGES):

@@ -16,16 +16,16 @@ from collectives.base import Key
 from collectives.payloads.base import HEADER_BYTES, Payload, unpack
 from collectives.schedule.rounds import Layout, leaves
 
-# A message as it is passed to a collective: the ids of its layers and the payload.
+# A message as it is passed to a collective: the ids of the message's layers, and the payload.
 SentMessage = tuple[Key, Payload]
-# Costs are measured for a whole payload, and for one of this many parts of it.
+# Costs are measured for a whole payload, and for one part of a payload that is cut into this many parts.
 PARTS = 8
 
 
 def clock() -> float:
     """Return the CPU time in seconds if this process computes on one thread, otherwise the wall-clock time.
 
-    Other work on the machine does not lengthen the CPU time.
+    CPU time is preferred, because other work on the machine does not lengthen it.
     """
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
@@ -64,9 +64,9 @@ def profile_of_message(messages: Sequence[SentMessage], stir: Callable[[], objec
 
 
 def growth_in_parts(payload: Payload) -> float:
-    """Return the bytes of a payload that is cut in two / those of the whole one, at least 1; headers do not count.
+    """Return bytes of a payload that is cut in two / bytes of the whole payload, at least 1; headers do not count.
 
-    Parts of codes are longer, because they have their values in bf16 or fp32.
+    The parts of a payload of codes are longer than the whole, because the values in them are bf16 or fp32.
     """
     if not payload.addable or payload.elementwise:
         return 1.0
@@ -107,8 +107,8 @@ def work_of(whole: tuple[int, float], part: tuple[int, float] | None = None) -> 
 
     Args:
         whole: the measurement with a whole payload.
-        part: the measurement with a part of it; if this is None or as long as the whole, the time does not depend on
-            the bytes.
+        part: the measurement with a part of the payload; if it is None or as long as the whole payload, the time is
+            taken not to depend on the bytes.
     """
     if part is None or part[0] == whole[0]:
         return LinearCost(fixed_s=whole[1])

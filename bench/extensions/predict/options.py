@@ -22,7 +22,7 @@ class Losses:
     """Random failures of hosts; after each failure, the job restarts from its last checkpoint.
 
     Attributes:
-        every_s: mean seconds until any one host fails, the same for all hosts.
+        every_s: mean seconds until a given host fails; the same for every host.
         restart_s: seconds from a failure until training resumes.
         checkpoint_steps: steps between two checkpoints.
     """
@@ -106,7 +106,7 @@ WHAT = "What to predict"
 RANKS = "Ranks and links"
 VALIDATION = "Validation"
 TABLE = "validation.csv"
-# Largest numbers of ranks that can be simulated: with one rank per host, and with several.
+# Largest numbers of ranks that can be simulated: with one rank per host, and with several ranks per host.
 MOST_RANKS, MOST_TOGETHER = 16_384, 4096
 MOST_CORES = 100_000
 Ranks = Annotated[int, Ge(1), Le(MOST_RANKS)]

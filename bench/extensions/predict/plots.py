@@ -20,7 +20,7 @@ from bench.report.plots.results import NotDrawable
 
 _WITHIN = 0.15  # relative error of the band that is drawn
 _DENSE = "bf16"
-_HATCHES = ("", "///", "\\\\\\")  # distinguish pairs in grey, and if there are more pairs than colours
+_HATCHES = ("", "///", "\\\\\\")  # distinguish pairs in a grey print, or if there are more pairs than colours
 
 
 def curve(path: Path, methods: style.Methods) -> style.Picture:
@@ -61,9 +61,9 @@ def curve(path: Path, methods: style.Methods) -> style.Picture:
 
 
 def regime_map(path: Path, methods: style.Methods) -> style.Picture:
-    """Draw which compressor with which collective is fastest at each bandwidth and number of ranks, and its speed-up.
+    """Draw the fastest pair of compressor and collective, and its speed-up, at each bandwidth and number of ranks.
 
-    The speed-up is that over dense gradients.
+    The speed-up is relative to dense gradients.
 
     Args:
         path: JSON file that `bench predict --sweep` wrote for a range of ranks.

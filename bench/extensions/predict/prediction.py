@@ -13,9 +13,9 @@ cores. There are B buckets, and `free` is the time from which the exchange threa
     decoded       while the thread waits for a bucket, otherwise after the last bucket
     end           the rank has decoded all buckets and has been told by all ranks, + f update
 
-The time of a step is that of the slowest rank. It is at least the CPU time of all ranks, plus that of carrying messages
-between virtual hosts, divided by the number of cores that they share. If rates change over time, the time of a step is
-the mean over the whole trace (`replay`).
+The time of a step is the time of the slowest rank. It is at least (CPU time of all ranks + CPU time of carrying
+messages between virtual hosts) / number of shared cores. If rates change over time, the time of a step is the mean over
+the whole trace (`replay`).
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ from collectives.schedule.waves import Ints, Lengths, Wave, waves_of
 
 
 def layout_of(offer: MessageProfile, bucket: BucketParts) -> Layout:
-    """Return the layout of a message that holds gradients of a bucket: the sizes of its payloads and of its layers.
+    """Return the layout of a message with gradients of a bucket: the sizes of the message's payloads and layers.
 
     Args:
         offer: the message.
@@ -69,8 +69,8 @@ def lengths_of(offer: MessageProfile) -> Lengths:
     """Return the rule that computes the bytes of any part of the message `offer`, as collectives send it.
 
     The bytes of a payload are assumed to be spread evenly over its elements, and grow with the number of ranks whose
-    payloads are merged. Beyond the measured numbers of ranks, they grow at the last measured rate, until an
-    uncompressed tensor in fp32 is shorter.
+    payloads are merged. Beyond the measured numbers of ranks, they grow at the last measured rate, but at most to the
+    length of an uncompressed tensor in fp32.
     """
     offsets = np.cumsum([0, *(leaf.numel for leaf in offer.leaves)])
     bodies = np.cumsum([0.0, *(leaf.nbytes - HEADER_BYTES for leaf in offer.leaves)])
@@ -95,10 +95,10 @@ def lengths_of(offer: MessageProfile) -> Lengths:
 FLAG_BYTES = 8
 # Bytes of a rank's notice to rank 0 that its backward has ended, and of the answer that all may begin (trigger sync).
 COMMAND_BYTES = 1
-# Most ranks for which several steps are simulated; on each rank, a step begins when the previous one has ended.
+# Most ranks for which several steps are simulated; on each rank, a step begins when the previous step has ended.
 SETTLES_UP_TO = 64
-# Number of steps until a step is like all later ones. Links with a delay need more (SETTLING_WINDOWS), because the
-# windows of new connections grow.
+# Number of steps until a step is like all later steps. Links with a delay need more steps (SETTLING_WINDOWS), because
+# the windows of new connections grow.
 SETTLING_STEPS, SETTLING_WINDOWS = 2, 5
 
 
@@ -118,7 +118,7 @@ class Window:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """A predicted step, with the column names of `metrics.csv`.
+    """A predicted step; its fields are named like the columns of `metrics.csv`.
 
     Attributes:
         bound_by: what limits the step: compute, network, exchange (each rank's own work for the exchange: encoding,
@@ -158,8 +158,8 @@ def predict(
         calibration: the measured parts of a step.
         job: the ranks, their links and their work.
         collective: the collective that computes sums; it must describe its rounds.
-        in_hook: True if sums use the communication hook, and ranks tell each other whether gradients are finite; False
-            if DDP sums by itself.
+        in_hook: True if sums run in a communication hook, where ranks also tell each other whether gradients are
+            finite; False if DDP sums by itself.
         starts_early: True if each bucket is sent when it is ready (trigger async); False if all are sent when all are
             ready.
     """
@@ -198,19 +198,20 @@ def predict(
 class SimulatedStep:
     """Simulate the threads in which ranks exchange gradients, one step after the other.
 
-    The arguments are those of `predict`. Without a hook and not early, each rank begins to send after its own backward.
+    The arguments are those of `predict`, and `idle_s`. If `in_hook` and `starts_early` are both False, each rank begins
+    to send after its own backward, without waiting for other ranks.
 
     Args:
-        idle_s: seconds for which connections are idle before each step, beside those of the update.
+        idle_s: seconds for which connections are idle before each step, in addition to the time of the update.
 
     Attributes:
-        settles_in: number of steps until a step is like all later ones.
+        settles_in: number of steps until a step is like all later steps.
         computing: compute times of the ranks.
         computed_s: seconds from the start of the last step until backward ended, float [ranks].
-        exposed_s: seconds for which each rank then waited for the exchange, float [ranks].
-        late_work_s: seconds for which each rank's exchange thread then worked, float [ranks].
-        sent, sent_over_links, messages: bytes that each rank sent in the last step, those of them that left its host,
-            and the number of its messages, float [ranks].
+        exposed_s: seconds for which each rank waited for the exchange after backward, float [ranks].
+        late_work_s: seconds for which each rank's exchange thread worked after backward, float [ranks].
+        sent, sent_over_links, messages: bytes that each rank sent in the last step, bytes that it sent to other hosts,
+            and number of messages that it sent, float [ranks].
         busy_s: CPU seconds of each rank for messages in the last step, float [ranks].
         worked_s: CPU seconds of one rank for encoding, packing and decoding in the last step.
     """
@@ -243,8 +244,8 @@ class SimulatedStep:
         """Simulate a step that begins on each rank at the time `starts`, float [ranks].
 
         Returns:
-            The time at which each rank ends the step, and the seconds for which it waited for the exchange, float
-            [ranks] each.
+            The time at which each rank ends the step, and the seconds for which each rank waited for the exchange,
+            float [ranks] each.
         """
         calibration, flows = self._calibration, self._flows
         ranks = np.arange(self._job.links.num_ranks)
@@ -298,7 +299,7 @@ class SimulatedStep:
 
         Args:
             step_time_s: seconds of the step.
-            alone_s: seconds that the slowest rank takes for it without exchanging anything.
+            alone_s: seconds that the slowest rank takes for the step without exchanging anything.
             shared_s: CPU seconds of all ranks / number of cores that they share.
         """
         if 1.1 * shared_s >= step_time_s:
@@ -316,7 +317,7 @@ class SimulatedStep:
         return self.computing.factor * self.worked_s + self._job.slower * (self._flows.busy_s - busy_before_s)
 
     def _takes(self, work_s: float) -> Floats:
-        """Add `work_s` CPU seconds to `worked_s`; return the seconds that each rank takes for them, float [ranks]."""
+        """Add `work_s` CPU seconds to `worked_s`; return the seconds each rank takes for this work, float [ranks]."""
         self.worked_s += work_s
         return self.computing.factor * work_s
 
@@ -333,7 +334,7 @@ class SimulatedStep:
             begun = flows.ready
             self._sum(bucket, offer)
             more_s = (self._job.links.num_ranks - 1) * offer.decode_s if collective.leaves_terms else 0.0
-            if len(encoded.offers) > 1:  # the terms of each message are added before the next one is encoded
+            if len(encoded.offers) > 1:  # the terms of each message are added before the next message is encoded
                 flows.ready = flows.ready + self._takes(more_s)
             elif isinstance(collective, Allgather | Native):
                 under_way.append((flows.ready, after_s + more_s))
@@ -351,7 +352,7 @@ class SimulatedStep:
             assert waves is not None  # `check_predictable` refuses collectives without rounds
             merge = part.merge
             if collective.decodes and any(leaf.wire_numel is None for leaf in part.leaves):
-                merge = LinearCost(per_byte_s=part.decode_s / max(1, part.nbytes))  # it decodes what it receives
+                merge = LinearCost(per_byte_s=part.decode_s / max(1, part.nbytes))  # received parts are decoded
             self._flows.run(waves, unpack=NOTHING if self._is_bare(part) else part.unpack, merge=merge)
 
     def _is_bare(self, offer: MessageProfile) -> bool:
@@ -362,9 +363,9 @@ class SimulatedStep:
 LEAST_STEPS = 16
 # Most steps that are simulated for one period of a trace.
 MOST_STEPS = 500
-# Most messages in all of these steps, unless `LEAST_STEPS` steps have more.
+# Most messages in all of these steps together, unless `LEAST_STEPS` steps already have more.
 MOST_MESSAGES = 2_000_000
-# Parts into which a trace is divided, to find its slowest and its fastest one.
+# Number of parts into which a trace is divided to find the slowest and the fastest part.
 TENTHS = 10
 
 
@@ -378,19 +379,20 @@ def replay(
 ) -> dict[str, Any]:
     """Simulate steps from the start of a bandwidth trace through whole periods.
 
-    Return the fields of `Prediction` that are then means over all steps, and those that only a trace has.
+    Return the fields of `Prediction` that with a trace are means over all steps, and the fields that exist only with a
+    trace.
 
-    A period is divided into equal shares. A simulated step that is shorter than a share stands for all steps that would
-    be made in one share, and the next simulated step begins a share later. So a trace of an hour does not need ten
-    thousand simulated steps.
+    A period is divided into equal shares. A simulated step that is shorter than a share stands for all steps of this
+    share, and the next simulated step begins one share later. So a trace of an hour does not need ten thousand
+    simulated steps.
 
     Args:
         run_step: simulates a step that begins at given times; returns the times at which it ends, and the seconds for
             which each rank waited for the exchange, float [ranks] each.
-        starts: start times of the first step, float [ranks]; delayed until the trace repeats.
+        starts: start times of the first step, float [ranks]; the step is delayed until the trace repeats.
         period_s: seconds after which the trace repeats.
         at_least_s: shortest time of a step in seconds.
-        most_steps: number of shares of a period, which is the most steps that are simulated in a period.
+        most_steps: number of shares of a period; no more steps than this are simulated in a period.
     """
     share_s = period_s / most_steps
     begin = math.ceil(starts.max() / period_s) * period_s
@@ -410,7 +412,7 @@ def replay(
             rounds = math.ceil((moments[-1] - begin) / period_s)
             until = begin + rounds * period_s
     windows = []
-    if rounds <= LEAST_STEPS:  # `made` counts the steps until each moment; the tenths are means over the rounds
+    if rounds <= LEAST_STEPS:  # `made` counts the steps until each moment; each tenth is a mean over all rounds
         edges = np.linspace(0.0, rounds * period_s, rounds * TENTHS + 1)
         steps = np.diff(np.interp(edges, np.array(moments) - begin, made)).reshape(rounds, TENTHS).mean(0)
         length_s = period_s / TENTHS

@@ -26,9 +26,10 @@ EXAMPLES = """[bold]Examples[/bold]
   bench predict --from-profile profile.json --hosts 8 --bandwidth 100mbit --latency 5ms
 
 The script is started with torchrun, unchanged. It must train one model in DistributedDataParallel, in fp32 on CPUs, and
-make at least as many steps as are recorded; then it is ended. Its results are those of the script alone, bit for bit.
+make at least as many steps as are recorded. After these steps, the script is ended. Until then, it computes the same
+results as without profiling, bit for bit.
 
-Nothing else should run on the machine meanwhile."""
+Nothing else should run on the machine while the script is profiled."""
 
 
 def profile(
@@ -38,7 +39,9 @@ def profile(
     ] = None,
     world_size: Annotated[int, typer.Option(min=2, max=64, help="Number of ranks, all on this machine.")] = 2,
     steps: Annotated[int, typer.Option(min=1, max=100_000, help="Number of steps to record.")] = 30,
-    warmup_steps: Annotated[int, typer.Option(min=2, max=100_000, help="Number of steps before them.")] = 5,
+    warmup_steps: Annotated[
+        int, typer.Option(min=2, max=100_000, help="Number of steps before the recorded ones.")
+    ] = 5,
     compressors: Annotated[
         str, typer.Option(help="Compressors whose encoding is measured, separated by commas.")
     ] = DEFAULT_COMPRESSORS,

@@ -1,4 +1,4 @@
-"""Search for the fastest pair of compressor and collective, and print it: on given links, by link rate, and by ranks.
+"""Find and print the fastest pair of compressor and collective: on given links, by link rate, and by number of ranks.
 
 `bench predict` ranks all compressors on given links, compares one compressor with dense gradients over a range of link
 rates (a curve), or shows the fastest pair at each rate and number of ranks (a map).
@@ -39,7 +39,8 @@ from collectives.options import incompatibility, raise_first
 from collectives.refusals import refuse
 from compressors.base import Compressor
 
-# Largest number of ranks for which all collectives are tried; with more, only the one that a run would choose.
+# Largest number of ranks for which all collectives are tried; with more ranks, only the collective that a run would
+# choose is tried.
 MOST_TRIED = 64
 POINTS_PER_DECADE, MAP_POINTS_PER_DECADE = 6, 3
 # Largest number of ranks in a map, which needs hundreds of predictions.
@@ -50,14 +51,14 @@ SWEPT = ("uplink_bps", "downlink_bps")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictedPair:
-    """A request, which names a compressor and a collective, and the step that is predicted for it."""
+    """A request, which names a compressor and a collective, and the request's predicted step."""
 
     request: PredictionRequest
     prediction: Prediction
 
 
 def on_each_collective(calibration: Calibration, request: PredictionRequest) -> list[PredictionRequest]:
-    """Return the request with each collective that its compressor can use, first the one that a run would choose.
+    """Return one request per collective that the compressor can use; the first is what a run would choose.
 
     If `request` names a collective, or ranks do not wait for each other, or there are more than `MOST_TRIED` ranks, the
     list has one request only.
@@ -72,9 +73,9 @@ def on_each_collective(calibration: Calibration, request: PredictionRequest) -> 
 
 
 def dense_on_each_collective(calibration: Calibration, request: PredictionRequest) -> list[PredictionRequest]:
-    """Return a request with each collective for dense 16-bit gradients on the same ranks and links.
+    """Return one request per collective for dense 16-bit gradients on the same ranks and links.
 
-    In place of `local` they use `ddp`.
+    If `request` has the strategy `local`, these requests have `ddp`.
 
     Raises:
         UsageError: dense 16-bit gradients are not calibrated.
@@ -85,12 +86,12 @@ def dense_on_each_collective(calibration: Calibration, request: PredictionReques
 
 
 def dense_name(request: PredictionRequest) -> str:
-    """Return the name of the gradients with which a request is compared."""
+    """Return the name of the dense gradients with which a request is compared."""
     return f"dense {BASELINE}" + (" with ddp" if request.is_local else "")
 
 
 def fastest(calibration: Calibration, requests: Sequence[PredictionRequest]) -> PredictedPair:
-    """Predict all requests, and return the fastest with its prediction, or the first of several equally fast ones."""
+    """Predict all requests; return the fastest request with its prediction, on ties the first one."""
     found = (PredictedPair(request=request, prediction=predicted(calibration, request)) for request in requests)
     return max(found, key=lambda pair: pair.prediction.samples_per_s)
 
@@ -123,7 +124,7 @@ def pairs(request: PredictionRequest, compressors: Iterable[str]) -> Iterator[Pr
 def ranked(calibration: Calibration, request: PredictionRequest) -> tuple[list[PredictedPair], dict[str, str]]:
     """Predict each calibrated compressor on its fastest collective, and return the predictions, the fastest first.
 
-    The second value has the reasons why compressors are left out, by compressor.
+    The second returned value says, by compressor, why a compressor was left out.
 
     Raises:
         UsageError: no compressor can be predicted.
@@ -220,7 +221,7 @@ class Curve:
     Attributes:
         pair: at each rate, the step of the requested compressor, with the named collective or with the fastest one.
         dense: at each rate, the step of dense 16-bit gradients on the fastest collective.
-        pays: at each rate, True if the step of the compressor is shorter than that of dense gradients.
+        pays: at each rate, True if the step of the compressor is shorter than the step of dense gradients.
         break_even_bps: interpolated rates at which both steps take equally long.
     """
 
@@ -231,7 +232,7 @@ class Curve:
 
 
 def sweep(calibration: Calibration, request: PredictionRequest, rates_bps: Sequence[float]) -> Curve:
-    """Predict the steps of a compressor and of dense gradients at every rate of all links, in bits per second.
+    """Predict the steps of a compressor and of dense gradients, with all links at each rate (bits per second).
 
     Raises:
         UsageError: the request cannot be predicted, hosts already have link rates, or dense 16-bit gradients are not
@@ -344,9 +345,10 @@ def regimes(
 ) -> list[dict[str, Any]]:
     """Return the fastest calibrated compressor and its fastest collective, for every job and every link rate.
 
-    Each is a dict with the rate of all links (`bandwidth_bps`), `world_size`, `compressor`, `collective`,
-    `step_time_s`, that of dense 16-bit gradients on their fastest collective (`dense_step_time_s`), their ratio
-    (`speedup`), and `outside`: why the request is outside the range that was checked against real runs, or None.
+    The result has one dict for each job and rate, with the rate of all links (`bandwidth_bps`), `world_size`,
+    `compressor`, `collective`, `step_time_s`, the step time of dense 16-bit gradients on their fastest collective
+    (`dense_step_time_s`), `speedup` (dense step time / step time), and `outside`: why the request is outside the range
+    that was checked against real runs; None if it is inside.
 
     Args:
         calibration: the calibration from which steps are predicted.
@@ -363,7 +365,7 @@ def regimes(
         tried = [*dense, *pairs(job, calibration.encoded)]
         for rate in rates_bps:
             times_s = {pair: predicted(calibration, pair.at_rate(rate)).step_time_s for pair in tried}
-            best = min(times_s, key=times_s.__getitem__)  # the first of equals, which is dense
+            best = min(times_s, key=times_s.__getitem__)  # of equally fast pairs the first, which is dense
             dense_s = min(times_s[pair] for pair in dense)
             found.append(
                 {

@@ -2,8 +2,8 @@
 
 `bench profile` starts this file with torchrun: `torchrun ... recorder.py FOLDER WARMUP STEPS SCRIPT [ARGUMENTS...]`.
 The times come from hooks on DDP, on backward and on the optimizers. When enough steps are recorded, every rank writes
-`rank-R.safetensors` into the folder and the script is ended. The file needs only torch until then, so that a module of
-the script never meets one of this project with the same name.
+`rank-R.safetensors` into the folder and the script is ended. Until then, this file imports nothing but torch, so that a
+module of the script cannot be confused with a module of this project that has the same name.
 """
 
 import functools
@@ -20,32 +20,32 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-# Wall-clock seconds, and CPU seconds of the thread that computes: those of gloo's threads do not count.
+# Wall-clock seconds, and CPU seconds of the thread that computes; CPU seconds of gloo's threads do not count.
 Moment = tuple[float, float]
 
 
 class Finished(BaseException):
-    """Ends the script: enough steps are recorded, or the script cannot be profiled."""
+    """Raised to end the script, because enough steps are recorded or because the script cannot be profiled."""
 
 
 def now() -> Moment:
-    """Return the current moment."""
+    """Return the current moment: wall-clock seconds, and CPU seconds of this thread."""
     return time.perf_counter(), time.thread_time()
 
 
 class ScriptProfiler:
     """Record the steps of the only DDP model of this process.
 
-    A step lasts from the end of an update to the end of the next one.
+    A step lasts from the end of one update to the end of the next update.
 
     Args:
-        warmup: number of first steps that do not count.
-        steps: number of steps to record after them.
+        warmup: number of steps at the beginning that are not recorded.
+        steps: number of steps to record after the warm-up.
 
     Attributes:
         refusal: a sentence that says why the script cannot be profiled; empty if it can.
         done: the recorded steps: the moments at which batch, forward, backward and the wait for DDP ended, by name,
-            and at which each bucket was ready.
+            and the moments at which each bucket was ready.
     """
 
     def __init__(self, warmup: int, steps: int) -> None:
@@ -109,15 +109,15 @@ class ScriptProfiler:
     def finish(self, folder: Path) -> None:
         """Write what was recorded to `rank-R.safetensors`; every rank must call this method.
 
-        The file says so if the script cannot be profiled.
+        If the script cannot be profiled, the file says why instead.
         """
         self._close()
         if not self.refusal and self._ddp is None:
             self.refusal = "does not use DistributedDataParallel, whose buckets are profiled; wrap the model in it"
         elif not self.refusal and len(self.done) < self._most:
             self.refusal = (
-                f"ended after {len(self.done)} steps, but {self._most} are needed; let it train longer, or give fewer "
-                "--steps"
+                f"ended after {len(self.done)} steps, but {self._most} are needed; let the script train longer, or "
+                "give fewer --steps"
             )
         content: dict[str, Any] = {"refusal": self.refusal}
         if not self.refusal and self._ddp is not None:
@@ -135,7 +135,7 @@ class ScriptProfiler:
                 "threads": torch.get_num_threads(),
                 "bucket_mb": self._ddp.bucket_bytes_cap / 2**20,
             }
-        from gradwire.exchange.packed_state import PackedState  # not before: the script may have a module of that name
+        from gradwire.exchange.packed_state import PackedState  # not earlier: the script may have a module of that name
 
         PackedState(content).save(folder / f"rank-{os.environ['RANK']}.safetensors")
 
@@ -183,7 +183,7 @@ class ScriptProfiler:
             self._open["updated"] = self._updated
 
     def _close(self) -> None:
-        """Count the step that is under way, if its update has ended; the first step has no beginning."""
+        """Record the current step if its update has ended; the first step does not count, as its start is unknown."""
         if "updated" in self._open:
             if self._open["updated_before"] is not None and len(self.done) < self._most:
                 self.done.append(self._open)

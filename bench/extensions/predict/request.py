@@ -1,4 +1,4 @@
-"""Requests for predictions: built from the options of `bench predict` or from a run, checked, and predicted."""
+"""Requests for predictions: build a request from the options of `bench predict` or from a run, check and predict it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PredictionRequest:
         ranks_per_host: number of ranks on each host, which share its link.
         shared_cores: number of cores that all hosts share; None if each host has those of the calibrated machine.
         trigger: as in `metrics.csv`.
-        straggler: a rank that is slowed down on purpose, or None.
+        straggler: a rank that is slowed down on purpose; None if there is none.
     """
 
     compressor: str
@@ -74,7 +74,7 @@ class PredictionRequest:
         ranks_per_host: int,
         shared_cores: int | None,
     ) -> Self:
-        """Return an unchecked request from the options that predictions and runs share, and from hosts and cores."""
+        """Build an unchecked request from the options that predictions and runs share, and from hosts and cores."""
         return cls(
             compressor=config.compressor,
             collective=config.collective,
@@ -88,7 +88,7 @@ class PredictionRequest:
 
     @property
     def waits(self) -> bool:
-        """Return True if ranks wait for each other: in every step, or with `local` at every exchange."""
+        """Return True if ranks wait for each other, either in every step or, with `local`, at every exchange."""
         return self.strategy.partition(":")[0] != "async_server"
 
     @property
@@ -110,7 +110,7 @@ class PredictionRequest:
     def slowest_bps(self) -> float | None:
         """Return the slowest rate of any link in bits per second; None if no link is limited.
 
-        The mean rate counts for a link that follows a trace.
+        A link that follows a trace counts with its mean rate.
         """
         return min((rate for host in self.hosts for rate in host.mean_rates if rate is not None), default=None)
 
@@ -149,13 +149,13 @@ class PredictionRequest:
 BASELINE = "bf16"
 # Strategies whose steps can be predicted.
 PREDICTED = (DDP, "local", "async_server")
-# Most ranks of async_server; a simulation of more would take minutes.
+# Most ranks of async_server that are simulated; with more ranks, a simulation would take minutes.
 MOST_PUSHING = 512
 ONE_BYTE = Lengths(lambda start, stop, terms: (np.ones_like(start), np.ones_like(start)))
 
 
 def check(config: PredictConfig, calibration: Calibration) -> PredictionRequest:
-    """Return the checked request of the options of `bench predict`.
+    """Build a request from the options of `bench predict`, check the request, and return it.
 
     If the options name no collective, the request has the collective that a run would choose.
 
@@ -167,7 +167,7 @@ def check(config: PredictConfig, calibration: Calibration) -> PredictionRequest:
 
 
 def request_from_options(config: PredictConfig) -> PredictionRequest:
-    """Return the unchecked request of the options of `bench predict`; uncompressed if they name no compressor.
+    """Build an unchecked request from the options of `bench predict`; without a compressor, gradients are uncompressed.
 
     Raises:
         UsageError: options of hosts or links contradict each other, or there are too many ranks.
@@ -185,7 +185,7 @@ def request_from_options(config: PredictConfig) -> PredictionRequest:
         if config.world_size not in (None, number * ranks_per_host):
             raise UsageError(
                 f"--world-size {config.world_size} is not {number} hosts with {ranks_per_host} rank(s) each; leave out "
-                "one"
+                "one of these options"
             )
         hosts = (link_of(texts),) * number
     most, where = (MOST_RANKS, "") if ranks_per_host == 1 else (MOST_TOGETHER, ", or one rank per host")
@@ -209,7 +209,8 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
         compressor=request.compressor,
         collective=request.collective or NOT_GIVEN,
         strategy=request.strategy,
-        optimizer=RunConfig.optimizer if request.is_ddp else calibration.optimizer,  # of a script's no more is known
+        # Of the optimizer of a profiled script, only the name is known.
+        optimizer=RunConfig.optimizer if request.is_ddp else calibration.optimizer,
         world_size=request.world_size,
         trigger=request.trigger,
         device="cpu",
@@ -246,7 +247,7 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
 
 
 def check_predictable(collective: Collective) -> None:
-    """Check that a collective describes the messages of its sums, so that they can be simulated.
+    """Check that a collective describes the messages of its sums, so that the messages can be simulated.
 
     Raises:
         Incompatible: "native does not say what its ranks send, so it cannot be predicted; try ring or tree".
@@ -285,7 +286,8 @@ def links_of(calibration: Calibration, request: PredictionRequest) -> Links:
     }
     up_paces, down_paces = zip(*([clocks.get(trace) for trace in host.traces] for host in request.hosts), strict=True)
     crowded_wake_s, known = 0.0, calibration.crowds[-1].load
-    if request.shared_cores is not None and known > 1:  # grows linearly with the load above one thread per core
+    # The extra time until a waiting rank continues grows linearly with the load above one thread per core.
+    if request.shared_cores is not None and known > 1:
         crowded_wake_s = calibration.crowded_wake_s * max(0.0, request.load(calibration) - 1) / (known - 1)
     return Links(
         host_of=np.repeat(np.arange(len(request.hosts)), request.ranks_per_host),
@@ -307,9 +309,9 @@ def links_of(calibration: Calibration, request: PredictionRequest) -> Links:
 def _path_of_messages(calibration: Calibration, request: PredictionRequest) -> str:
     """Return how messages travel between hosts: LOCAL, FORWARDED, FRAMES or SEGMENTS (keys of `Calibration.messages`).
 
-    LOCAL stands for links between machines, and for a single host. Between virtual hosts that share cores, a thread
-    forwards the frames of links with a trace or a delay, if that was measured. Otherwise the kernel carries messages
-    as real frames or as large segments.
+    LOCAL is used for links between machines and for a single host. Between virtual hosts that share cores, a thread
+    forwards the frames of links with a trace or a delay, if the cost of forwarding was measured. Otherwise the kernel
+    carries messages as real frames or as large segments.
     """
     if request.shared_cores is None or len(request.hosts) == 1:
         return LOCAL
@@ -352,7 +354,8 @@ def predicted(calibration: Calibration, request: PredictionRequest) -> Predictio
     return predict(calibration, job, collective, in_hook=not plain, starts_early=request.trigger == "async")
 
 
-# Predicted only if a rate changes over time; the windows only if steps are also shorter than the trace.
+# Columns that are predicted only if a rate changes over time; the windows only if steps are also shorter than the
+# trace.
 OVER_TIME = ("step_time_p95_s", "slowest_window", "fastest_window")
 
 

@@ -1,4 +1,4 @@
-"""Profile a training script: run it with torchrun, and make of the recorded times what `bench predict` needs."""
+"""Profile a training script: run it with torchrun, and turn the recorded times into input for `bench predict`."""
 
 import dataclasses
 import hashlib
@@ -36,7 +36,7 @@ class Profile(Calibration):
         script, script_sha256, arguments: path, SHA-256 and arguments of the script.
         world_size: number of ranks that were profiled, all on one machine.
         step_s: wall-clock seconds of a step.
-        exposed_s: wall-clock seconds of it for which a rank waits for DDP after backward, averaged over ranks.
+        exposed_s: wall-clock seconds of a step in which a rank waits for DDP after backward, averaged over ranks.
     """
 
     kind: ClassVar[str] = "profile"
@@ -59,7 +59,7 @@ class Profile(Calibration):
 
 
 def record(script: Path, arguments: Sequence[str], folder: Path, *, world_size: int, warmup: int, steps: int) -> None:
-    """Run a script with torchrun until enough steps are recorded; every rank writes `rank-R.safetensors` there.
+    """Run a script with torchrun until enough steps are recorded; every rank writes `rank-R.safetensors` into `folder`.
 
     The script's output goes to stderr.
 
@@ -92,7 +92,7 @@ def profile_of(
     Encoding is timed in this process, with the gradients of the last recorded step of up to `RANKS` ranks.
 
     Args:
-        folder: the folder.
+        folder: the folder with the records.
         script: the script.
         arguments: the script's arguments.
         compressors: spec texts of the compressors.
@@ -151,7 +151,7 @@ def profile_of(
 
 
 def profiled_steps(ranks: Sequence[Sequence[dict[str, Any]]], *, is_cpu_time: bool) -> dict[str, Any]:
-    """Return the seconds of a step's parts: medians over steps, each of the rank that computes longest in that step.
+    """Return the seconds of a step's parts: in each step, those of the rank that computes longest; medians over steps.
 
     Args:
         ranks: the moments that each rank recorded, as [rank][step], each step as in `ScriptProfiler.done`.
@@ -159,10 +159,11 @@ def profiled_steps(ranks: Sequence[Sequence[dict[str, Any]]], *, is_cpu_time: bo
             lengthen; False for wall-clock time.
 
     Returns:
-        By name: `batch_s`, `forward_s` and `update_s`: from the end of the last update to the first forward, from there
-        to the backward that exchanges, and for the update, including the copying of averaged gradients. `ready_s`: for
-        each bucket, from the start of backward until it is ready. `exposed_s`: wall-clock seconds from the last bucket
-        until DDP has exchanged all, averaged over ranks. `step_s`: wall-clock seconds of the whole step.
+        By name: `batch_s`: from the end of the previous update to the first forward. `forward_s`: from there to the
+        backward that exchanges gradients. `update_s`: of the update, including the copying of averaged gradients.
+        `ready_s`: for each bucket, from the start of backward until the bucket is ready. `exposed_s`: wall-clock
+        seconds from the last bucket until DDP has exchanged all buckets, averaged over ranks. `step_s`: wall-clock
+        seconds of the whole step.
     """
     clock = int(is_cpu_time)
     steps, exposed, lasted = [], [], []
@@ -177,7 +178,7 @@ def profiled_steps(ranks: Sequence[Sequence[dict[str, Any]]], *, is_cpu_time: bo
 
 
 def _parts(step: dict[str, Any], clock: int) -> list[float]:
-    """Return the seconds of batch, forward and update, and until each bucket is ready, of one step on one rank."""
+    """Return, for one step on one rank, the seconds of batch, forward and update, and until each bucket is ready."""
     before, forward, backward, exchanged, updated = (
         step[name][clock] for name in ("updated_before", "forward", "backward", "exchanged", "updated")
     )

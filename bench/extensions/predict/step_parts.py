@@ -1,8 +1,8 @@
 """Measure the parts of a training step in this process: compute until each gradient bucket is ready, and compression.
 
 Work that occurs once per step is timed right after other compute, which has replaced the contents of the caches, as in
-a real step. If this work were timed in a loop of its own, encoding would take half as long, and reading a short message
-a fifth.
+a real step. If this work were timed in a loop of its own, encoding would take only half as long, and reading a short
+message only a fifth as long.
 """
 
 import itertools
@@ -47,19 +47,19 @@ from gradwire.exchange.report import Bucket
 WARMUP, LEAST_WARMUP = 4, 2
 # A step that takes longer than this is repeated only as often as necessary.
 SLOW_S = 1.0
-# A step after the first ones, in which some compressors send all entries.
+# Index of a step long after the first steps, because some compressors send all entries in the first steps.
 LATE = 10**6
 CROWDED_STEPS = 8
 # Each compressor is timed at least this often, even if the budget is spent.
 LEAST_TURNS = 2
-# Gradients of this many ranks are recorded at the same weights, to measure how many of their entries coincide.
+# Gradients of this many ranks are recorded at the same weights, to measure how many of the ranks' entries coincide.
 RANKS = 4
 MOMENTUM = 0.9
-# Largest number of samples that are computed between two timings.
+# Largest number of samples that are computed between two timings: in general, and if steps are slow.
 STIRRED_SAMPLES, STIRRED_SAMPLES_IF_SLOW = 8, 2
 REPEATS = 5
 SUMS = 40
-# Number of elements of a message so short that its time does not depend on its length.
+# Number of elements of a message that is so short that its time does not depend on its length.
 SHORT_NUMEL = 64
 
 
@@ -119,8 +119,8 @@ class StepParts:
     def times(self, count: int) -> list[list[float]]:
         """Run and time `count` more steps; return the times of all steps that were timed since the last call.
 
-        The list of each step has the seconds of batch, forward, backward and update, and then, for each bucket, the
-        seconds from the start of backward until the bucket is ready.
+        There is one list per step. It has the seconds of batch, forward, backward and update, and then, for each
+        bucket, the seconds from the start of backward until the bucket is ready.
         """
         for _ in range(count):
             self._step(is_timed=True)
@@ -133,7 +133,7 @@ class StepParts:
         Each of these ranks must call this method.
 
         Args:
-            group: this rank and the others.
+            group: the ranks that take part, including this rank.
             cores: number of cores that the ranks share.
             steps: number of steps; the first does not count if there are several.
         """
@@ -165,7 +165,7 @@ class StepParts:
         Every rank must call this method.
 
         Args:
-            group: this rank and the others.
+            group: the ranks that take part, including this rank.
             transport: connects the ranks of the group.
             steps: number of steps; after each, the ranks sum a short tensor, whose messages are timed.
         """
@@ -185,7 +185,7 @@ class StepParts:
         Every rank must call this method.
 
         Args:
-            group: this rank and the others.
+            group: the ranks that take part, including this rank.
             transport: connects the ranks of the group.
             computing: True if all ranks shall compute at the same time: steps, or calls of `stir` if steps are slow.
         """
@@ -205,7 +205,7 @@ class StepParts:
         return _mean_of_ranks(under_way.result(), group)
 
     def stir(self) -> None:
-        """Compute on a few samples, so that the caches are in the same state as after backward."""
+        """Compute on a few samples, to fill the CPU caches with the contents that they have after backward."""
         x, y = next(self._batches)
         if self.is_slow:  # reading all weights is enough to fill the caches
             with torch.no_grad():
@@ -215,13 +215,13 @@ class StepParts:
         self._optimizer.zero_grad()
 
     def _step(self, *, is_timed: bool = False) -> tuple[list[float], list[float]]:
-        """Run one step, and return the times in seconds at which its parts began; if `is_timed`, also keep its times.
+        """Run one step, and return the times in seconds at which its parts began.
 
-        The method `times` returns kept times.
+        If `is_timed`, also store the step's times for the method `times`.
 
         Returns:
-            The times before batch, forward, backward and update and after update, and the time at which each bucket
-            was ready.
+            The times before batch, before forward, before backward, before update and after update; and the time at
+            which each bucket was ready.
         """
         self._arrived = []
         marks = [self._now()]
@@ -255,7 +255,7 @@ class StepParts:
         return ranks
 
     def _now(self) -> float:
-        """Return the clock's seconds without the time that copying gradients took."""
+        """Return the clock's reading in seconds, minus the time that it took to copy gradients."""
         return self._clock() - self._copied_s
 
     def _take(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -272,7 +272,7 @@ class StepParts:
 
 
 def bucket_parts(ready_s: float, layers: Sequence[Layer]) -> BucketParts:
-    """Return a bucket of the layers that have elements; layers without elements send nothing.
+    """Return a bucket of those `layers` that have elements; layers without elements send nothing.
 
     Args:
         ready_s: seconds from the start of backward until the bucket is ready.
@@ -296,7 +296,7 @@ def encoded(
     stir: Callable[[], object],
     seconds: float = math.inf,
 ) -> tuple[tuple[EncodedBucket, ...], int]:
-    """Measure a compressor's work; return the messages that it makes of each bucket, and the number of repetitions.
+    """Measure a compressor's work; return the messages that encode each bucket, and the number of repetitions.
 
     Args:
         text: spec text of the compressor.
@@ -343,7 +343,7 @@ def encoded(
 
 
 def _reduced(reducer: Reducer, bucket: Bucket) -> tuple[list[float], list[SentMessage]]:
-    """Compress one bucket; return the seconds before each message and after the last one, and the messages."""
+    """Compress one bucket; return the seconds of work before each message and after the last, and the messages."""
     marks, messages = [clock()], []
 
     def travel(payload: Payload, key: Key) -> Payload:

@@ -1,4 +1,4 @@
-"""What `bench decide --from-profile` takes from predictions: the step of each method in the user's own script."""
+"""Predict the step of each method in the user's own script, for `bench decide --from-profile`."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def profiled_steps(path: Path, given: dict[str, Any], methods: Sequence[Settings
     Args:
         path: the profile.
         given: the options of `bench decide` that the user gave, by name.
-        methods: the options of each method, the baseline first.
+        methods: the options of each method; the baseline comes first.
 
     Raises:
         UsageError: the file is not a profile, an option has no meaning for it, or a method cannot be predicted.

@@ -1,4 +1,4 @@
-"""Compare predictions with the runs of a sweep file or with finished runs, and note what was not compared."""
+"""Compare predictions with the runs of a sweep file or with finished runs, and say which cases were not compared."""
 
 import collections
 import dataclasses
@@ -44,10 +44,10 @@ class ValidationCell:
 
     Attributes:
         settings: the settings that the sweep file adds to `[base]`.
-        request, prediction: the prediction, made before the runs.
+        request, prediction: the predicted job, and its prediction, made before the runs.
         runs: the planned runs, one per seed.
         num_runs: number of finished runs.
-        measured: medians over the finished runs, by column; None if no run has a value.
+        measured: medians over the finished runs, by column; a median is None if no run has a value.
     """
 
     settings: str
@@ -59,7 +59,7 @@ class ValidationCell:
 
     @property
     def error(self) -> float | None:
-        """Return predicted / measured - 1 of the step time; None if the step time was not measured."""
+        """Return predicted / measured - 1 for the step time; None if the step time was not measured."""
         step_time_s = self.measured.get("step_time_s")
         return None if step_time_s is None else self.prediction.step_time_s / step_time_s - 1
 
@@ -115,7 +115,8 @@ def request_of_run(calibration: Calibration, config: RunConfig) -> PredictionReq
         config: the complete configuration of the run.
 
     Raises:
-        UsageError: the run's model, data set or options differ from the calibrated ones, or it cannot be predicted.
+        UsageError: the run's model, data set or options differ from the calibrated ones, or the run cannot be
+            predicted.
     """
     # Only ddp has buckets; async_server pushes a layer when its calibrated bucket is ready.
     has_buckets = config.strategy.partition(":")[0] == DDP
@@ -152,7 +153,7 @@ def request_of_run(calibration: Calibration, config: RunConfig) -> PredictionReq
     denser_epochs = cast(Compressor, spec.build("compressors", request.compressor)).traits.denser_epochs
     if config.epochs is not None:
         every = min(config.eval_every or config.epochs, config.epochs)
-        if (math.ceil(config.epochs / every) - 1) * every < denser_epochs:  # when the last row's interval begins
+        if (math.ceil(config.epochs / every) - 1) * every < denser_epochs:  # epoch at which the last row begins
             raise UsageError(
                 f"{request.compressor} sends more in the first {denser_epochs} epochs, to which the timed "
                 "steps of this run belong; use --steps, warmup_epochs=0 or more --epochs"
@@ -179,7 +180,7 @@ def compare(cells: Sequence[ValidationCell], agenda: SweepState) -> list[Validat
             measured[column] = statistics.median(last) if last else None
         strategy, config = spec.build("strategies", cell.request.strategy), cell.runs[0].config
         if isinstance(strategy, Local) and strategy.steps == "auto" and measured["samples_per_s"]:
-            # The run's column is the time of rank 0's own steps.
+            # A run's own column `step_time_s` has the time of rank 0's steps only.
             measured["step_time_s"] = config.samples_per_step * config.world_size / measured["samples_per_s"]
         compared.append(dataclasses.replace(cell, num_runs=len(done), measured=measured))
     return compared
@@ -211,7 +212,7 @@ def as_rows(compared: Sequence[ValidationCell], calibration: Calibration) -> lis
 
 
 def with_validated(calibration: Calibration, compared: Sequence[ValidationCell]) -> Calibration:
-    """Return the calibration with these comparisons of predicted and measured step times added."""
+    """Return the calibration, to which these comparisons of predicted and measured step times are added."""
     as_in_a_row = ("compressor", "collective", "world_size", "link_trace", "strategy", "trigger", "ranks_per_host")
     cells = [
         Validated(

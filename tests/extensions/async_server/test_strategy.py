@@ -35,7 +35,7 @@ CHOICES: list[dict[str, Any]] = [
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"strategy": "async"}, "there is no strategy 'async' (did you mean 'async_server'?)"),
     ({"strategy": ASP, "compressor": "dgc", "optimizer": "adam"}, "adam has no momentum to hand over"),
-    ({"strategy": "async_server:mode=asp,staleness=2"}, "staleness=2 bounds mode=ssp; leave it out of mode=asp"),
+    ({"strategy": "async_server:mode=asp,staleness=2"}, "staleness=2 has a meaning only with mode=ssp; leave it out"),
     ({"strategy": "async_server:staleness=-1"}, "staleness=-1 is not possible"),
     ({"strategy": "async_server:mode=bsp"}, "mode=bsp is not possible"),
 ]
