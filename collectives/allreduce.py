@@ -117,7 +117,7 @@ class Ring(Collective, name="ring"):
             super().check_compatible(kind)
         elif not (kind.elementwise or issubclass(kind, Codes)):
             raise Incompatible(
-                f"ring:requantise=true encodes sums of Codes again, and {kind.__name__} payloads are none; use "
+                f"ring:requantise=true encodes sums of Codes again, and {kind.__name__} payloads are not Codes; use "
                 f"collective {'ring' if kind.addable else 'allgather'}"
             )
 

@@ -103,7 +103,7 @@ class Direct(Collective):
         return [
             Refusal(
                 bool(self.rates) and len(self.rates) != world_size,
-                f"direct: {len(self.rates)} rates do not suit {world_size} ranks, because there is one for each",
+                f"direct: {len(self.rates)} rates do not suit {world_size} ranks, because each rank has one rate",
                 [{"collective.rates": None}, {"world_size": len(self.rates)}],
             )
         ]

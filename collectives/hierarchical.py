@@ -127,7 +127,9 @@ class Hierarchical(Collective):
                 f"hierarchical: {role}={name} is not possible: {error} (only built-in collectives can be used here)"
             ) from None
         if isinstance(part, Hierarchical):
-            raise OptionError(f"hierarchical: {role}={name} is not possible: it is made of other collectives")
+            raise OptionError(
+                f"hierarchical: {role}={name} is not possible: hierarchical cannot be part of itself; choose another"
+            )
         if part.recodes or part.keeps_residuals:
             raise OptionError(
                 f"hierarchical: {role}={name} is not possible: its residuals need the layers of a training run; "

@@ -53,7 +53,7 @@ class Pool(Collective):
     ] = 4_194_304
     coherent: Annotated[
         bool | None,
-        Doc("whether caches are coherent; false flushes cache lines; none: true, but required for a DAX device"),
+        Doc("true: caches are coherent; false: flush cache lines; none: as true, but refuse a DAX device"),
     ] = None
 
     leaves_terms: ClassVar[bool] = True

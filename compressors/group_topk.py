@@ -130,7 +130,7 @@ class GroupTopK(Sparsifier):
             (
                 self.values == "sigma",
                 "values=sigma has one range for all layers of a bucket, so layers with small gradients lose most of "
-                "theirs; use values=two_magnitudes, or topk",
+                "their gradient; use values=two_magnitudes, or topk",
             ),
         )
         return [note for applies, note in notes if applies]

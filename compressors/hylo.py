@@ -88,7 +88,10 @@ class Hylo(SharedScale):
         if self.threshold and self.gamma != 1:
             raise OptionError("hylo: gamma has no effect with a fixed threshold; leave one of them out")
         if self.shared_threshold and self.decode == "mean_selected":
-            raise OptionError("hylo: decode=mean_selected differs between ranks; leave it out of shared_threshold=true")
+            raise OptionError(
+                "hylo: decode=mean_selected gives each rank its own value, which shared_threshold=true does not allow; "
+                "leave out one of them"
+            )
 
     @functools.cached_property
     @override

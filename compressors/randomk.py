@@ -102,7 +102,7 @@ class RandomK(Sparsifier):
             (
                 self.error_feedback and self.ratio < 0.2 and not self.momentum_correction,
                 f"randomk with ratio={value_text(self.ratio)} sends an element every {round(1 / self.ratio)} steps, "
-                "which momentum can make diverge; use momentum_correction=true or a larger ratio",
+                "so training with momentum can diverge; use momentum_correction=true or a larger ratio",
             ),
         )
         return [note for applies, note in notes if applies]

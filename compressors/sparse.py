@@ -66,7 +66,8 @@ class Density:
 
 
 MomentumCorrection = Annotated[
-    bool, Doc("apply the optimizer's momentum before selection, cleared where sent (the optimizer's own is then off)")
+    bool,
+    Doc("apply momentum before selection, and clear it where an entry is sent; the optimizer's own momentum is off"),
 ]
 
 
