@@ -1,7 +1,7 @@
-"""The collectives `native` (the backend's own), `ring`, `halving_doubling` and `tree`, and `allgather`.
+"""The collectives `native` (the backend's own all-reduce), `ring`, `halving_doubling`, `tree` and `allgather`.
 
-In rings and trees, dense payloads are cut into parts that are added in place; other payloads are merged on their way
-between ranks. `allgather` leaves the addition to the ranks.
+In `ring`, `halving_doubling` and `tree`, ranks add dense payloads in place, part by part; at each hop they merge other
+payloads with their own. `allgather` gives every rank all payloads; each rank adds them itself.
 """
 
 import dataclasses
@@ -47,8 +47,8 @@ class Native(Collective, name="native"):
 
     The backend determines the order of additions and the rounding: 16-bit sums are rounded at every hop.
 
-    Bytes: 2 (n-1)/n of the wire tensor per rank, by the formula of a ring, because the backend does not report its
-    bytes.
+    Bytes: 2 (n-1)/n of the wire tensor per rank. This is the formula of a ring, because the backend does not report how
+    much it sends.
     """
 
     bound = BoundNative
@@ -78,14 +78,16 @@ class Ring(Collective, name="ring"):
     """Pass chunks around a ring of ranks: reduce-scatter, then all-gather, in 2 (n-1) steps.
 
     Source: Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009). The
-    payload is cut into n chunks. At step s of the reduce-scatter rank r sends chunk r-s to rank r+1 and adds what comes
-    to its chunk r-s-1 (indices modulo n); at step s of the all-gather it passes on chunk r+1-s and replaces chunk r-s.
+    payload is cut into n chunks. At step s of the reduce-scatter, rank r sends chunk r-s to rank r+1, and adds the
+    chunk that arrives to its own chunk r-s-1 (indices modulo n). At step s of the all-gather, rank r sends chunk r+1-s,
+    and replaces its chunk r-s with the one that arrives.
     So chunk c is summed as ((x_c + x_{c+1}) + x_{c+2}) + ... + x_{c+n-1} and is complete on rank c-1.
-    Differs: chunks are a balanced partition (no padding to a multiple of n); payloads that are not dense travel as
-    chunks that are merged at each hop, so their union grows, and finished chunks are passed on without being unpacked.
+    Differs: chunks are a balanced partition (no padding to a multiple of n). Payloads that are not dense are cut into
+    chunks that are merged at each hop, so their union grows; finished chunks are passed on without being unpacked.
 
-    With `requantise`, payloads that are codes are summed, too: each rank decodes what comes, adds its own part, and
-    encodes the sum again with the run's compressor. It keeps the error and adds it to its own part of the next sum.
+    With `requantise`, payloads that are codes can be summed too: each rank decodes the chunk that arrives, adds its own
+    part, and encodes the sum again with the run's compressor. The rank keeps the error of this encoding and adds it to
+    its own part of the next sum.
 
     Bytes: dense, 2 (n-1)/n of the wire tensor if n divides it, in 2 (n-1) messages per rank: every chunk is sent twice,
     except two that are sent once. Payloads that are merged: the packed unions with their headers. Codes: as dense, with
@@ -115,7 +117,7 @@ class Ring(Collective, name="ring"):
             super().check_compatible(kind)
         elif not (kind.elementwise or issubclass(kind, Codes)):
             raise Incompatible(
-                f"ring:requantise=true encodes sums of Codes again, and {kind.__name__} payloads are none; use "
+                f"ring:requantise=true encodes sums of Codes again, and {kind.__name__} payloads are not Codes; use "
                 f"collective {'ring' if kind.addable else 'allgather'}"
             )
 
@@ -125,7 +127,7 @@ class Ring(Collective, name="ring"):
         chunks = layout.chunks(n)
 
         def partial_sum(chunk: int, num_terms: int) -> Piece:
-            # the contributions of `num_terms` ranks, from the rank of the chunk's own number on
+            # the sum of the contributions of `num_terms` consecutive ranks, the first of which is rank `chunk`
             return Piece(*chunks[chunk % n], frozenset((chunk + hop) % n for hop in range(min(num_terms, n))))
 
         rounds = []
@@ -147,15 +149,16 @@ class HalvingDoubling(Collective, name="halving_doubling"):
     """Swap halves, quarters, ... with partners whose distance in rank is halved at each step, in 2 log2(n) steps.
 
     Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005),
-    section 4.5. The payload is cut into p chunks, where p is the largest power of two up to n. Each rank r from p on
-    first sends its payload to rank r-p, and gets the finished sum from it at the end. Then, for d = p/2, p/4, ..., 1,
-    rank r and rank r xor d divide the chunks that they still share, and each sums its half; for d = 1, 2, ..., p/2 they
-    swap the chunks that they hold. So every chunk is summed by the same tree: S(r) = x_r + x_{r+p}, then S(r) <- S(r) +
-    S(r xor d) for falling d. It sends as many bytes as a ring, which needs 2 (n-1) steps.
+    section 4.5. The payload is cut into p chunks, where p is the largest power of two up to n. If p < n, each rank
+    r >= p first sends its payload to rank r-p, which sends the finished sum back at the end. Reduce-scatter: for
+    d = p/2, p/4, ..., 1, ranks r and r xor d divide the chunks that both still sum, and each sums one half. All-gather:
+    for d = 1, 2, ..., p/2, they swap the finished chunks that they hold. So every chunk is summed by the same tree:
+    S(r) = x_r + x_{r+p}, then S(r) <- S(r) + S(r xor d) for falling d. The bytes are as many as in a ring, which needs
+    2 (n-1) steps.
     Differs: chunks are a balanced partition; payloads that are not dense are merged at each step.
 
-    Bytes: dense, 2 (p-1)/p of the wire tensor if p divides it; once the wire tensor more on a rank r with a partner
-    r+p, and only once the wire tensor on that partner.
+    Bytes: dense, 2 (p-1)/p of the wire tensor per rank if p divides it. If rank r+p exists, rank r sends the wire
+    tensor once more, and rank r+p sends only the wire tensor, once.
     """
 
     @override
@@ -205,12 +208,12 @@ class Tree(Collective, name="tree"):
     Source: the pipelined binary tree of Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast,
     reduction and scan" (2009), with one tree. Rank r has the children 2r+1 and 2r+2, and sums S(r) = (x_r + S(2r+1)) +
     S(2r+2).
-    Differs: segments move in lock step (each moves one level at each step), so the schedule is the same on every
-    backend; payloads that are not dense travel whole, are merged on their way up, and are passed on without being
-    unpacked on their way down.
+    Differs: all segments move at the same time, by one level of the tree per step, so the schedule is the same on every
+    backend. Payloads that are not dense are not cut into segments; they are merged on the way up, and passed on without
+    being unpacked on the way down.
 
-    Bytes: dense, the wire tensor once upwards (except on rank 0) and once downwards per child: at most 3 times per
-    rank, 2 (n-1)/n times on average. Latency 2 log2(n).
+    Bytes: dense, a rank sends the wire tensor once to its parent (rank 0 has none) and once to each child: at most 3
+    times per rank, 2 (n-1)/n times on average. Latency 2 log2(n).
     """
 
     segment_bytes: Annotated[Count, Doc("bytes of a dense payload that travel as one message")] = 4_000_000
@@ -239,7 +242,7 @@ class Tree(Collective, name="tree"):
         return rounds
 
     def segments(self, layout: Layout) -> list[Stretch]:
-        """Return the segments into which an element-wise payload is divided; others are sent whole, as one segment."""
+        """Return the segments into which an element-wise payload is cut; another payload is sent as one segment."""
         (whole,) = layout.chunks(1)
         nbytes = 0 if layout.itemsize is None else layout.itemsize * whole[1]
         return layout.chunks(max(1, -(-nbytes // self.segment_bytes)))
@@ -267,7 +270,7 @@ class BoundAllgather(BoundCollective):
 
         Args:
             payload: this rank's payload, at most as long as the layout allows.
-            layout: sizes of the payloads, the same on all ranks; limits the length of the messages.
+            layout: sizes of the payloads, the same on all ranks; determines the longest possible message.
         """
         pieces = PackedPieces(self.transport, payload, layout)
         pieces.run(self.rounds_of(layout))
@@ -276,11 +279,11 @@ class BoundAllgather(BoundCollective):
 
 @dataclasses.dataclass(kw_only=True)
 class Allgather(Collective, name="allgather"):
-    """Send every rank's packed payload to all other ranks, each of which adds them; it supports all payloads.
+    """Send every rank's packed payload to all other ranks, each of which adds all payloads; supports all payloads.
 
-    All messages are sent at once, so it takes one latency, but its volume grows with the number of ranks. The sum is
-    the list of all payloads in rank order. It includes this rank's own payload in encoded form, as the other ranks
-    receive it, so that all ranks add the same bits.
+    All messages are sent at once, so a sum takes the latency of one message, but the bytes grow with the number of
+    ranks. The sum is the list of all payloads in rank order. The list includes this rank's own payload in encoded form,
+    as the other ranks receive it, so that all ranks add the same bits.
 
     Bytes: (n-1) times the packed payload per rank.
     """

@@ -1,7 +1,7 @@
 """Base classes of collectives: algorithms that sum payloads over ranks so that every rank gets the same bits.
 
-A payload is an encoded tensor. A `Collective` holds the options that a user chooses; a `BoundCollective` runs it among
-the ranks of a transport.
+A payload is an encoded tensor. A `Collective` holds the options that a user chooses; a `BoundCollective` is a
+collective that is connected to the ranks of a transport, and sums.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ __all__ = ["BoundCollective", "Collective", "Key", "PendingSum", "SumEncoder"]
 
 
 class SumEncoder(Protocol):
-    """Encodes sums again on their way, with a run's compressor; it also knows the layers' sizes."""
+    """Encodes partial sums again with a run's compressor; also knows the sizes of the layers."""
 
     def numel(self, layer_id: int) -> int:
         """Return the number of elements of the layer with this id."""
 
     def encode(self, total: torch.Tensor, stretches: Sequence[LayerStretch], hop: int = 0) -> Payload:
-        """Return the payload in which a sum travels on.
+        """Return the payload in which a (partial) sum is sent to the next rank.
 
-        Whole layers are encoded as the compressor encodes gradients; anything else becomes one payload.
+        Whole layers are encoded in the same way as gradients; any other parts are encoded as one payload.
 
         Args:
             total: the sum, fp32 [elements of all stretches].
-            stretches: the parts of layers in `total`, in the order in which they lie in it.
-            hop: number of ranks that encoded these elements before; random rounding differs between hops.
+            stretches: the parts of layers of which `total` consists, in order.
+            hop: number of ranks that have already encoded these elements; random rounding differs between hops.
         """
 
 
@@ -76,14 +76,14 @@ class BoundCollective:
         self.options, self.transport = options, transport
         self._encoder = encoder
         self._scratch: Scratch = {}
-        self._rounds: dict[Layout, list[Round]] = {}  # each bucket's layout comes back at every step
+        self._rounds: dict[Layout, list[Round]] = {}  # cached, because each bucket has the same layout in every step
 
     def sum(self, payload: Payload, key: Key, op: ReduceOp = "sum") -> Payload:
         """Return the sum (or maximum) over ranks, with the same bits on every rank. Every rank must call this method.
 
         Args:
             payload: this rank's contribution; its tensors may be overwritten.
-            key: ids of the layers in the payload; a server uses them to distribute layers and to find its residuals.
+            key: ids of the layers in the payload; a server uses them to distribute layers and to find their residuals.
             op: "sum", or "max" for element-wise payloads only.
 
         Raises:
@@ -93,9 +93,10 @@ class BoundCollective:
         return self.start(payload, key, op).finish()
 
     def start(self, payload: Payload, key: Key, op: ReduceOp = "sum") -> PendingSum:
-        """Begin a `sum`, and return before its messages arrive if no message depends on an earlier one.
+        """Begin a `sum`; return before its messages arrive, if none of them depends on an earlier message.
 
-        Several sums may be under way: all ranks must start them in the same order and may finish them in any order.
+        Several sums may be under way at once. All ranks must start them in the same order, but may finish them in any
+        order.
         """
         for leaf in leaves(payload):
             self.options.check_compatible(type(leaf))
@@ -126,7 +127,7 @@ class BoundCollective:
         This default completes the sum before it returns, because a message may depend on an earlier one.
 
         Args:
-            payload: this rank's contribution; if it is already a sum of several, its kind may differ between ranks.
+            payload: this rank's contribution; if it is itself a sum of several payloads, its kind may differ by rank.
             layout: sizes and dtypes of the payloads, the same on all ranks; determines where payloads are cut and how
                 long messages can be.
             op: "sum", or "max" for element-wise payloads only.
@@ -147,10 +148,10 @@ class BoundCollective:
         return self._rounds[layout]
 
     def broadcast(self, payload: Payload | None, src: int, key: Key) -> Payload:
-        """Return the payload of rank `src` on every rank; the others pass None. Every rank must call this method.
+        """Return the payload of rank `src` on every rank; other ranks pass None. Every rank must call this method.
 
-        The payload is sent down a binomial tree: rank `src` sends it to ceil(log2 n) others, and all ranks together
-        send the packed payload n-1 times.
+        The payload is sent down a binomial tree: rank `src` sends it to ceil(log2 n) ranks, which pass it on. All ranks
+        together send the packed payload n-1 times.
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
@@ -160,44 +161,46 @@ class BoundCollective:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the tensors that this collective keeps from sum to sum on this rank."""
+        """Return the bytes of the tensors that this collective keeps on this rank between sums."""
         return sum(tensor.nbytes for tensor in self._scratch.values())
 
     def commit(self) -> None:
-        """Accept the state that sums proposed since the last `commit` or `drop`, for example a server's residuals."""
+        """Make the new state of the sums since the last `commit` or `drop` the current one, such as new residuals."""
 
     def drop(self) -> None:
-        """Discard the state that sums proposed since the last `commit` or `drop`, because the step is skipped."""
+        """Discard the new state of the sums since the last `commit` or `drop`, because the training step is skipped."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the collective's state on this rank that a checkpoint must hold; empty for most collectives."""
+        """Return the collective's state on this rank, for a checkpoint; most collectives have none and return {}."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace the collective's state on this rank with one that `state_dict` returned."""
 
     def close(self) -> None:
-        """Release resources that outlive a call, such as mapped memory. Every rank must call this method."""
+        """Release mapped memory and other resources that this object still holds. Every rank must call this method."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Collective(Options, abc.ABC):
     """An algorithm that sums payloads over ranks, with its options, which are its dataclass fields.
 
-    A subclass is named after its file. Use it as `Ring().bind(transport).sum(payload, key=(0, 1))`; the options do not
-    change. A collective that adds payloads on their way between ranks only has to define `rounds`; others also define
-    what they accept, send and return.
+    A subclass is named after its file. Use it as `Ring().bind(transport).sum(payload, key=(0, 1))`; summing does not
+    change the options. A subclass whose ranks add payloads at each hop only has to define `rounds`; other subclasses
+    also define which payloads they accept, send and return.
 
     Attributes:
         carries_wires: True if element-wise payloads are sent as bare tensors, whose length and dtype all ranks know;
             False if they are sent packed, with a header.
-        leaves_terms: True if the sum of other payloads is an `UnreducedSum`, the list of all ranks' payloads.
-        decodes: True if the sum of other payloads is decoded, or encoded again, instead of a payload of their kind.
-        finds_maxima: True if it can also compute the maximum of a dense tensor over ranks.
+        leaves_terms: True if the sum of payloads that are not element-wise is an `UnreducedSum`, the list of all ranks'
+            payloads.
+        decodes: True if the sum of payloads that are not element-wise is decoded, or encoded again, and so is not a
+            payload of their kind.
+        finds_maxima: True if the collective can also compute the maximum of a dense tensor over ranks.
         recodes: True if the sum of payloads that are not element-wise is encoded again by the run's compressor.
         keeps_residuals: True if the error of an encoded or rounded sum is added to the next sum of the same layers;
             this needs the layers of a training run.
-        bound: the class that runs it among the ranks of a transport.
+        bound: the class that runs the collective among the ranks of a transport.
     """
 
     carries_wires: ClassVar[bool] = True
@@ -214,7 +217,7 @@ class Collective(Options, abc.ABC):
 
         Args:
             transport: connects the ranks.
-            encoder: encodes sums again on their way; only for a collective that `recodes` or `keeps_residuals`.
+            encoder: encodes partial sums again; used only by collectives that `recodes` or `keeps_residuals`.
 
         Raises:
             Incompatible: the options do not work with this number of ranks.
@@ -225,10 +228,11 @@ class Collective(Options, abc.ABC):
     def check_compatible(self, kind: type[Payload]) -> None:
         """Check that this collective can sum payloads of class `kind`.
 
-        A collective that gathers payloads without adding them (`leaves_terms`) or decodes them (`decodes`) accepts all.
+        A collective that gathers payloads without adding them (`leaves_terms`), or decodes them (`decodes`), accepts
+        every class.
 
         Raises:
-            Incompatible: it cannot sum them; the message names collectives that can.
+            Incompatible: the collective cannot sum them; the message names collectives that can.
         """
         if not (kind.elementwise or kind.addable or self.leaves_terms or self.decodes):
             raise Incompatible(
@@ -237,14 +241,14 @@ class Collective(Options, abc.ABC):
             )
 
     def rank_refusals(self, world_size: int) -> list[Refusal]:
-        """Return why these options do not work with `world_size` ranks, as a table for `refuse`."""
+        """Return a table for `refuse` of the reasons why these options do not work with `world_size` ranks."""
         return []
 
     @abc.abstractmethod
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round] | None:
         """Return the messages that `rank` sends and receives in one sum, as a list of rounds.
 
-        Return None if the payloads are moved by the backend, by shared memory or by other collectives.
+        Return None if the backend, shared memory or other collectives transfer the payloads.
 
         Args:
             world_size: number of ranks, two or more.
@@ -254,7 +258,7 @@ class Collective(Options, abc.ABC):
         """
 
     def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:
-        """Return (first element, one past the last) of each payload in the result, if payloads are sent packed."""
+        """Return (first element, one past the last) of each payload of which the sum of packed payloads consists."""
         return layout.chunks(1)
 
     def expected_bytes(
@@ -263,12 +267,12 @@ class Collective(Options, abc.ABC):
         """Return the bytes that `rank` sends in one `sum`; None if they depend on the data.
 
         Args:
-            nbytes: bytes of one rank's payload: of its bare tensor if the payload is element-wise and the collective
-                `carries_wires`, otherwise of the packed payload.
+            nbytes: bytes of one rank's payload: of the bare tensor if the payload is element-wise and the collective
+                `carries_wires`; otherwise of the packed payload.
             world_size: number of ranks.
             rank: the rank that sends.
-            elementwise: True if the payload is element-wise; others may be merged on their way, which changes their
-                size.
+            elementwise: True if the payload is element-wise; another payload may be merged at each hop, which changes
+                its size.
             itemsize: bytes of one element of an element-wise payload; payloads are cut between elements.
         """
         if world_size == 1:
@@ -280,5 +284,5 @@ class Collective(Options, abc.ABC):
 
 
 def without_residuals(collective: Collective) -> str:
-    """Return, for messages, what a user can take in place of a collective that `recodes` or `keeps_residuals`."""
+    """Return, for error messages, a replacement for a collective that `recodes` or `keeps_residuals`."""
     return "downlink=dense or downlink=union without error feedback" if collective.decodes else "collective allgather"

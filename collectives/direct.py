@@ -1,15 +1,15 @@
 """Direct: every rank sends each part of its payload to the part's owner, which adds and sends the sum to all.
 
 Source: the pairwise exchange of Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
-MPICH" (2005); shares that follow the links' rates: Diskin et al., "Distributed deep learning in open collaborations"
-(2021, arXiv:2106.10207), where a linear program finds them.
-The payload is cut into segments, and each segment into one part per rank, its share. The owner of a part adds all
-contributions in rank order, so the result does not depend on the shares. In round k each rank sends segment k to the
-owners and gets the sums of segment k-1, so that both directions of a link are busy.
+MPICH" (2005). Shares by the rates of the links: Diskin et al., "Distributed deep learning in open collaborations"
+(2021, arXiv:2106.10207), who find the shares with a linear program.
+The payload is cut into segments, and each segment into one part per rank. The length of a rank's part is its share. The
+owner of a part adds all contributions in rank order, so the result does not depend on the shares. In round k each rank
+sends segment k to the owners and receives the sums of segment k-1, so that both directions of a link are busy.
 
 In a ring every rank sends 2 (n-1)/n of the payload, however long its chunk is, so a slow link delays all ranks. Here
 rank j, whose share is s_j, sends and receives 1 + (n-2) s_j payloads. A rank without a share sends and receives the
-payload once, which is the least possible. With `shares=bandwidth` the shares minimise the longest of the times
+payload once, which is the least possible. The shares of `shares=bandwidth` minimise the longest of the times
 (1 + (n-2) s_j) / rate_j.
 """
 
@@ -33,13 +33,13 @@ from collectives.schedule.execution import PackedPieces
 from collectives.schedule.rounds import Layout, Piece, Place, Round, Stretch
 from collectives.transport.base import ReduceOp, Transport
 
-_MOST_SEGMENTS = 32  # the time of the first one, in which no sums come back, is then 3 % of the whole
+_MOST_SEGMENTS = 32  # receiving no sums during the first segment then costs 3 % of the whole time
 _SPARSITY = 64  # packed payloads are often this many times shorter than dense fp32
-_PROBE_BYTES = 1 << 18  # longer than what a rate limit lets pass at once
+_PROBE_BYTES = 1 << 18  # longer than the burst that a rate limit lets pass at full speed
 
 
 class BoundDirect(BoundCollective):
-    """The collective `direct` on one rank; if rates are not known, it measures them when it is made."""
+    """The collective `direct` on one rank; if the options need rates and have none, the constructor measures them."""
 
     options: Direct
 
@@ -72,11 +72,12 @@ class BoundDirect(BoundCollective):
 class Direct(Collective):
     """Send each part of the payload to its owner, and get the sums back; shares can follow the rates of the links.
 
-    Bytes: dense, 1 + (n-2) s times the wire tensor on a rank with the share s of the elements: 2 (n-1)/n with equal
-    shares, 1 without a share. Others: the packed parts, and the packed sums of this rank's parts n-1 times.
+    Bytes: dense, 1 + (n-2) s times the wire tensor on a rank whose share of the elements is s: 2 (n-1)/n times with
+    equal shares, once without a share. Other payloads: the packed parts, and n-1 times the packed sums of the parts
+    that this rank owns.
 
     Raises:
-        OptionError: rates without shares=bandwidth.
+        OptionError: rates are given without shares=bandwidth.
     """
 
     bound = BoundDirect
@@ -102,7 +103,7 @@ class Direct(Collective):
         return [
             Refusal(
                 bool(self.rates) and len(self.rates) != world_size,
-                f"direct: {len(self.rates)} rates do not suit {world_size} ranks, because there is one for each",
+                f"direct: {len(self.rates)} rates do not suit {world_size} ranks, because each rank has one rate",
                 [{"collective.rates": None}, {"world_size": len(self.rates)}],
             )
         ]
@@ -113,7 +114,7 @@ class Direct(Collective):
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round] | None:
-        """Return one round per segment and one more; None if the shares are measured."""
+        """Return one round more than there are segments; None if the shares depend on measured rates."""
         if self.measures(world_size):
             return None
         return owner_rounds(world_size, rank, self.owned(world_size, layout), layout.itemsize)
@@ -132,7 +133,7 @@ class Direct(Collective):
         return super().expected_bytes(nbytes, world_size, rank, elementwise=elementwise, itemsize=itemsize)
 
     def owned(self, world_size: int, layout: Layout) -> list[dict[int, Place]]:
-        """Return, for each segment, the place of each owner's part, by rank; ranks without a share own none."""
+        """Return a dict for each segment: the place of each owner's part, by rank; ranks without a share are absent."""
         shares = best_shares(self.rates) if self.rates else [1 / world_size] * world_size
         ((_, numel),) = layout.chunks(1)
         nbytes = 4 * numel // _SPARSITY if layout.itemsize is None else layout.itemsize * numel
@@ -150,13 +151,13 @@ class Direct(Collective):
 def owner_rounds(
     world_size: int, rank: int, segments: Sequence[dict[int, Place]], itemsize: int | None = None
 ) -> list[Round]:
-    """Return the rounds in which ranks send parts to their owners, and owners send the sums of these parts to all.
+    """Return the rounds in which ranks send parts to the parts' owners, and owners send the sums of parts to all ranks.
 
     Args:
         world_size: number of ranks.
         rank: the rank whose messages to return.
         segments: for each segment, the place of each owner's part, by rank.
-        itemsize: as in `Round`.
+        itemsize: bytes per element of a wire tensor, as in `Round`; None for packed payloads.
     """
     everyone, rounds = frozenset(range(world_size)), []
     for summed, contributed in itertools.pairwise([{}, *segments, {}]):
@@ -181,11 +182,11 @@ def _piece(place: Place, terms: frozenset[int]) -> Piece:
 
 
 def on_links(collective: Collective, rates: tuple[float, ...]) -> Collective:
-    """Return a collective with the rates of the ranks' links, if its shares follow them and the user gave none.
+    """Return the collective with these link rates, if its shares depend on rates and the user gave no rates.
 
     Args:
-        collective: any collective; others than `Direct` are returned unchanged.
-        rates: rate of each rank's link in any unit, in rank order; empty if they are not known.
+        collective: any collective; one that is not a `Direct` is returned unchanged.
+        rates: rate of each rank's link in any unit, in rank order; empty if the rates are not known.
     """
     if isinstance(collective, Direct) and collective.shares == "bandwidth" and not collective.rates:
         return dataclasses.replace(collective, rates=rates)
@@ -193,10 +194,10 @@ def on_links(collective: Collective, rates: tuple[float, ...]) -> Collective:
 
 
 def best_shares(rates: tuple[float, ...]) -> list[float]:
-    """Return each rank's share of the elements with which the slowest rank is done as early as possible.
+    """Return each rank's share of the elements, chosen so that the slowest rank finishes as early as possible.
 
-    Rank j sends and receives 1 + (n-2) s_j payloads, which takes (1 + (n-2) s_j) / rate_j. All ranks that own a share
-    take equally long. Ranks whose links are too slow for that own none.
+    Rank j sends and receives 1 + (n-2) s_j payloads, which takes (1 + (n-2) s_j) / rate_j. All ranks with a share take
+    equally long. A rank whose link is too slow for that gets no share.
     """
     n = len(rates)
     if n <= 2:  # both send and receive the payload once, whatever the shares
@@ -210,10 +211,10 @@ def best_shares(rates: tuple[float, ...]) -> list[float]:
 
 
 def measured_rates(transport: Transport) -> tuple[float, ...]:
-    """Measure the rate of each rank's link in bytes per second, the same numbers on all ranks.
+    """Measure the rate of each rank's link, and return the rates in bytes per second, the same on all ranks.
 
-    Every rank must call this function. Each sends 256 KiB to each other rank, to one after the other. A rank's rate is
-    the lower of the highest rates at which it sent and at which it received.
+    Every rank must call this function. Each rank sends 256 KiB to every other rank, one after the other. A rank's rate
+    is the lower of two rates: the highest at which it sent, and the highest at which it received.
     """
     n, rank = transport.world_size, transport.rank
     flows = [0.0] * (n * n)  # [source][target]
@@ -226,7 +227,7 @@ def measured_rates(transport: Transport) -> tuple[float, ...]:
             started = time.perf_counter()
             received, sent = transport.post([(message, (rank + distance) % n)], [(buffer, source)])
             received.wait()
-            buffer[-1].item()  # on a GPU, `wait` returns earlier
+            buffer[-1].item()  # waits for the message on a GPU, where `wait` returns earlier
             flows[source * n + rank] = _PROBE_BYTES / (time.perf_counter() - started)
             sent.wait()
     flows = transport.all_reduce_scalars(flows, "sum")

@@ -1,12 +1,12 @@
 """Hierarchical: sum within groups of ranks, then among group leaders, then broadcast within the groups.
 
 Source: the two-level scheme of Cho et al., "BlueConnect" (2019), and of the hierarchical all-reduce of NCCL and
-Horovod, with whole payloads. Ranks 0..group_size-1 form the first group, and so on (the last group may be smaller), so
-groups match machines if each machine holds consecutive ranks. The first rank of a group is its leader. Only leaders
-send messages between groups. The collectives within groups and among leaders are options.
+Horovod, here with whole payloads. Ranks 0..group_size-1 form the first group, and so on; the last group may be smaller.
+So groups match machines if each machine runs `group_size` consecutive ranks. The first rank of a group is its leader.
+Only leaders send messages between groups. Options choose the collectives within groups and among leaders.
 
-Bytes: what `intra` sends within the group, what `inter` sends among leaders, and the packed total down a binomial tree
-within the group.
+Bytes: those of `intra` within the group, those of `inter` among leaders, and the packed total, which is sent down a
+binomial tree within the group.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class BoundHierarchical(BoundCollective):
     def _among_groups(self, total: Payload, layout: Layout, op: ReduceOp) -> Payload:
         """Return the sum over all groups: group leaders add their groups' sums, `total`, and broadcast the result."""
         if self._inter is not None:
-            # one of the leaders, which all add the same, keeps what is lost
+            # all leaders add the same rounded sums, so only one of them keeps the rounding errors
             keep_lost = total.keep_lost if self.transport.rank == 0 else None
             total = _merged(self._inter.start_like(total, layout, op).finish(), keep_lost)
         if layout.itemsize is not None:
@@ -98,7 +98,7 @@ class BoundHierarchical(BoundCollective):
 
 @dataclasses.dataclass(kw_only=True)
 class Hierarchical(Collective):
-    """Sum within groups of ranks, then among group leaders, with one collective for each.
+    """Sum within groups of ranks, then among group leaders; options choose the collective for each of the two.
 
     Attributes:
         within: the collective within a group.
@@ -127,7 +127,9 @@ class Hierarchical(Collective):
                 f"hierarchical: {role}={name} is not possible: {error} (only built-in collectives can be used here)"
             ) from None
         if isinstance(part, Hierarchical):
-            raise OptionError(f"hierarchical: {role}={name} is not possible: it is made of other collectives")
+            raise OptionError(
+                f"hierarchical: {role}={name} is not possible: hierarchical cannot be part of itself; choose another"
+            )
         if part.recodes or part.keeps_residuals:
             raise OptionError(
                 f"hierarchical: {role}={name} is not possible: its residuals need the layers of a training run; "
@@ -160,9 +162,9 @@ class Hierarchical(Collective):
         return [everyone[first : first + self.group_size] for first in everyone[:: self.group_size]]
 
     def keeps_kinds(self, layout: Layout) -> bool:
-        """Return True if the sum within a group consists of payloads of the same kinds as the ranks' payloads.
+        """Return True if the sum of a group consists of payloads of the same kinds as the payloads of its ranks.
 
-        Otherwise the sum is decoded to a dense tensor before the group leaders exchange it.
+        If False, the sum is decoded to a dense tensor before the group leaders exchange it.
         """
         return all(leaf.wire is not None or (leaf.addable and not self.within.decodes) for leaf in layout.leaves)
 

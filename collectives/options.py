@@ -29,15 +29,15 @@ PositiveOrZero = Annotated[float, Ge(0), Le(1e12)]
 
 
 class OptionError(ValueError):
-    """An option that does not exist, or a value outside its range; the message is one sentence for the user."""
+    """An option does not exist, or its value is out of range; the message is one sentence for the user."""
 
 
 class Incompatible(OptionError):
-    """Components that do not work together with their options; the message says why, and what would work."""
+    """Components, with their options, do not work together; the message says why, and what would work."""
 
 
 def incompatibility(check: Callable[..., None], *args: Any) -> str | None:
-    """Call `check(*args)`; return the message of the `Incompatible` that it raises, or None if it raises nothing."""
+    """Return the message of the `Incompatible` that `check(*args)` raises; None if the call raises nothing."""
     try:
         check(*args)
     except Incompatible as error:
@@ -46,7 +46,7 @@ def incompatibility(check: Callable[..., None], *args: Any) -> str | None:
 
 
 def raise_first(error: type[Exception], *rules: tuple[object, str]) -> None:
-    """Raise an error with the sentence of the first rule (whether it applies, sentence) that applies, if one does."""
+    """Raise `error` with the sentence of the first rule that applies; each rule is (True if it applies, sentence)."""
     for applies, sentence in rules:
         if applies:
             raise error(sentence)
@@ -76,11 +76,11 @@ class Option:
         return typing.get_args(self.hint)[0] if typing.get_origin(self.hint) is Annotated else self.hint
 
     def notes(self, kind: type[N]) -> list[N]:
-        """Return the annotations that are instances of `kind`: of the option, of its alternatives and of its items."""
+        """Return the annotations of class `kind` in the option's type, also of its alternatives and items."""
         return [note for note in _notes(self.hint) if isinstance(note, kind)]
 
     @functools.cached_property
-    def _adapter(self) -> pydantic.TypeAdapter[Any]:  # made when it is needed, because it takes long
+    def _adapter(self) -> pydantic.TypeAdapter[Any]:  # made on first use, because making it takes long
         return pydantic.TypeAdapter(self.hint, config=pydantic.ConfigDict(allow_inf_nan=False))
 
     def check(self, value: Any) -> Any:
@@ -98,10 +98,10 @@ class Option:
         return checked
 
     def from_text(self, text: str) -> Any:
-        """Return the value that a user's text stands for, if it is None, a list or one of a `Literal`'s choices.
+        """Convert a user's text to a value, if it stands for None, a list, or a choice of a `Literal`.
 
-        Examples: None for ``none``, a list for ``norm+bias``, the number 4 for ``4`` if the choices are numbers. Other
-        text is returned unchanged, for `check` to convert.
+        Examples: ``none`` becomes None, ``norm+bias`` becomes a list, and ``4`` becomes the number 4 if the choices are
+        numbers. Other text is returned unchanged; `check` converts it.
         """
         alternatives, origin = typing.get_args(self.value_type), typing.get_origin(self.value_type)
         if text == "none" and type(None) in alternatives:
@@ -144,7 +144,7 @@ class Option:
         }
 
 
-_OPTIONS: dict[type, tuple[Option, ...]] = {}  # made once per class, because reading annotations takes long
+_OPTIONS: dict[type, tuple[Option, ...]] = {}  # filled once per class, because reading annotations takes long
 
 
 def options_of(cls: type) -> tuple[Option, ...]:
@@ -167,11 +167,12 @@ def options_of(cls: type) -> tuple[Option, ...]:
 class Options:
     """Base class of every component, such as a collective: it checks its options when it is created.
 
-    If a subclass has an option `preset`, with "none" as its default, that changes the defaults of others; given options
-    take precedence. Its docstring mentions each preset as ``preset=NAME``, by which the registry finds it.
+    A subclass may have an option `preset` (default "none"), whose value changes the defaults of other options. An
+    option that the user gives takes precedence over the preset. The docstring of the subclass must mention each preset
+    as ``preset=NAME``, because the registry finds presets there.
 
     Attributes:
-        presets: values of options by preset and name.
+        presets: for each preset, the values that it sets, by option name.
         given: names of the options that were given.
 
     Raises:
@@ -191,9 +192,9 @@ class Options:
         return component
 
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
-        """Set `component_name`, by which users select the class, to `name` or else to the name of the class's file.
+        """Set `component_name`, by which users select the class: `name`, or by default the name of the class's file.
 
-        A class is a component, which users can select, if `name` is given or the class is named after its file.
+        The class is a component that users can select if `name` is given, or if the class is named after its file.
         """
         super().__init_subclass__(**kwargs)
         file_name = cls.__module__.rpartition(".")[2]
@@ -201,7 +202,7 @@ class Options:
         cls.is_component = name is not None or cls.__name__.lower() == file_name.replace("_", "")
 
     def __post_init__(self) -> None:
-        preset = vars(self).get("preset", "none")  # an unknown one is refused below
+        preset = vars(self).get("preset", "none")  # the check below refuses an unknown preset
         for name, value in self.presets.get(preset, {}).items():
             if name not in self.given:
                 setattr(self, name, value)
@@ -213,12 +214,12 @@ class Options:
                 raise OptionError(f"{self.component_name}: {option.name}={value} is not possible: {error}") from None
 
     def __str__(self) -> str:
-        """Return the component as a spec such as ``topk:ratio=0.1``, with only the options that are not defaults."""
+        """Return the component as a spec such as ``topk:ratio=0.1``, without options that have their default value."""
         return str(Spec(self.component_name, self.option_texts(only_changed=True)))
 
     @classmethod
     def from_text(cls, values: Mapping[str, Any]) -> Self:
-        """Return the component with these options, given by name: texts as in ``name:key=value,key=value``, or values.
+        """Return the component with these options by name; each is a text as in ``name:key=value``, or a value.
 
         Raises:
             OptionError: an option is unknown (the message names the nearest one), or a value is out of range.
@@ -233,7 +234,7 @@ class Options:
         return cls(**values)
 
     def obstacle_to_resizing(self) -> str:
-        """Return why a run with this component cannot go on with another number of ranks; empty if it can."""
+        """Return why a run with this component cannot continue with another number of ranks; empty if it can."""
         return ""
 
     @classmethod
@@ -242,7 +243,7 @@ class Options:
         return [option.name for option in options_of(cls)]
 
     def option_values(self) -> dict[str, Any]:
-        """Return each option's value by its name, as the class takes it."""
+        """Return each option's value by its name, in a form that the class's constructor accepts."""
         return {name: getattr(self, name) for name in self.option_names()}
 
     def option_texts(self, *, only_changed: bool = False) -> dict[str, str]:
@@ -298,7 +299,7 @@ def _type_text(bare: Any) -> str:
 
 
 _WHOLE, _BOOL = "a whole number", "true or false"
-_GIVE = {  # type of a pydantic error -> what to give instead; placeholders are filled from the error's context
+_GIVE = {  # type of a pydantic error -> what the user should give; placeholders are filled from the error's context
     "int_type": _WHOLE, "int_parsing": _WHOLE, "int_from_float": _WHOLE, "int_parsing_size": _WHOLE,
     "float_type": "a number", "float_parsing": "a number", "finite_number": "a finite number",
     "bool_type": _BOOL, "bool_parsing": _BOOL, "none_required": "none", "tuple_type": "a list",
@@ -309,15 +310,15 @@ _GIVE = {  # type of a pydantic error -> what to give instead; placeholders are 
 
 
 def _what_to_give(error: pydantic.ValidationError, meaning: str) -> str:
-    """Return what to give in place of a value that was refused, such as "give 1 or more" or "give a whole number".
+    """Return advice to replace a value that was refused, such as "give 1 or more" or "give a whole number".
 
-    If an error's type is not in `_GIVE`, return pydantic's own message.
+    If the type of an error is not in `_GIVE`, return pydantic's own message.
 
     Args:
         error: why the value was refused.
-        meaning: what the option means, with an example where its text has a form of its own.
+        meaning: what the option means; contains an example if the option's text has a special form.
     """
-    found = error.errors()  # one for each alternative of a union, and for each wrong item of a list
+    found = error.errors()  # one error for each alternative of a union, and for each wrong item of a list
     if unknown := [each["msg"] for each in found if each["type"] not in _GIVE]:
         return unknown[0]
     wanted = []
@@ -329,7 +330,7 @@ def _what_to_give(error: pydantic.ValidationError, meaning: str) -> str:
 
 
 def _bound_text(bound: Any) -> str:
-    """Return a bound of an option's range as text; powers of ten above a million look like ``1e9``."""
+    """Return a bound of an option's range as text; a power of ten above a million is written like ``1e9``."""
     short = f"{bound:.0e}".replace("e+0", "e").replace("e+", "e")
     return short if bound > 1e6 and float(short) == bound else value_text(bound)
 
@@ -339,11 +340,11 @@ T = TypeVar("T", bound=Options)
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """The name of a component (such as a compressor) and its options, as written by the user.
+    """The name and the options of a component (such as a compressor), as the user writes them.
 
     Attributes:
-        name: the component's name, e.g. ``topk``, or a function in a user's file, e.g. ``path/net.py:build``.
-        options: the option texts, e.g. ``{"ratio": "0.001"}``.
+        name: the component's name, e.g. ``topk``; or a function in a user's file, e.g. ``path/net.py:build``.
+        options: the options as texts, e.g. ``{"ratio": "0.001"}``.
     """
 
     name: str
@@ -351,7 +352,7 @@ class Spec:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the spec that is written as text such as ``topk:ratio=0.001,value_dtype=fp32``.
+        """Return the spec that a text such as ``topk:ratio=0.001,value_dtype=fp32`` describes.
 
         Raises:
             OptionError: the text does not have the form ``name:key=value,key=value``, or gives an option twice.
@@ -379,7 +380,7 @@ class Spec:
 
     @property
     def label(self) -> str:
-        """Return the name as part of a label: a function's file or module, without its folder."""
+        """Return the name as part of a label; for a user's function, the name of its file or module without folder."""
         return self.name.partition(":")[0].removesuffix(".py").rpartition("/")[2]
 
     def __str__(self) -> str:
@@ -417,12 +418,12 @@ def build(package: str, base: type[T], text: str) -> T:
 
 
 def component_names(package: str, base: type[Options]) -> list[str]:
-    """Return the sorted names of the components in a package that derive from `base`; imports all its modules."""
+    """Return the sorted names of the components in a package that derive from `base`; this imports all its modules."""
     return sorted({component.component_name for component in _components(package, base)})
 
 
 def _components(package: str, base: type[T], first: str = "") -> Iterator[type[T]]:
-    """Import a package's modules, the one named `first` before the others, and yield their subclasses of `base`."""
+    """Import a package's modules, starting with the one named `first`; yield the components that derive from `base`."""
     found = pkgutil.iter_modules(importlib.import_module(package).__path__)
     for module in sorted((m.name for m in found if not m.ispkg), key=lambda name: (name != first, name)):
         for value in vars(importlib.import_module(f"{package}.{module}")).values():

@@ -2,15 +2,16 @@
 
 Source: the pool collectives of CCCL (arXiv:2602.22457), in a form that does not need cache coherence: every cache line
 has a single writer, and there are no locks and no atomic read-modify-write operations. Each rank copies its payload
-into its slot (its part of the memory) and announces that in its own cache line. When all have done so, each rank adds
-its own chunk over all slots in rank order and announces that; then every rank copies the result. Two sets of slots
-alternate, so that a rank can fill one while others still read the other. Payloads that are not element-wise are copied
-to every rank, and come back as terms in rank order. Payloads longer than a slot are transferred in pieces. A gradient
-that lies in the pool (`BoundPool.buffer`) serves as its own slot and is not copied.
-Differs: measures shared memory, not CXL; a DAX device is used in the same way and has its own latency.
+into its slot (its part of the memory), and announces in its own cache line that the slot is full. When all slots are
+full, each rank adds its own chunk over all slots in rank order, and announces that its chunk is done; then every rank
+copies the result. Two sets of slots alternate, so that a rank can fill one set while others still read the other set.
+Payloads that are not element-wise are copied to every rank; their sum is the list of these payloads in rank order.
+Payloads longer than a slot are transferred in pieces. A gradient that lies in the pool (`BoundPool.buffer`) is used as
+a slot and is not copied.
+Differs: measures shared memory, not CXL. A DAX device is used in the same way, with the latency of that device.
 
-Bytes: written to the pool, once the payload per rank: its slot without its own chunk, and its own chunk of the result.
-For a gradient in the pool: the whole gradient, its own chunk of the result, and the total.
+Bytes written to the pool: once the payload per rank, which is its slot without its own chunk, and its own chunk of the
+result. For a gradient in the pool: the whole gradient, the rank's own chunk of the result, and the total.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Pool(Collective):
     ] = 4_194_304
     coherent: Annotated[
         bool | None,
-        Doc("whether caches are coherent; false flushes cache lines; none: true, but required for a DAX device"),
+        Doc("true: caches are coherent; false: flush cache lines; none: as true, but refuse a DAX device"),
     ] = None
 
     leaves_terms: ClassVar[bool] = True
@@ -72,7 +73,7 @@ class Pool(Collective):
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> None:
-        """Return None, because nothing is sent: memory is shared."""
+        """Return None, because ranks share memory and send no messages."""
 
     @override
     def expected_bytes(
@@ -82,7 +83,7 @@ class Pool(Collective):
 
 
 class BoundPool(BoundCollective):
-    """The collective `pool` among the ranks of a transport: it creates and maps the regions and sums through them.
+    """The collective `pool` among the ranks of a transport: creates and maps the memory regions, and sums through them.
 
     Raises:
         OptionError: there is not enough memory, the path does not exist, or memory is not coherent and cache lines
@@ -101,9 +102,9 @@ class BoundPool(BoundCollective):
     def buffer(self, numel: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return a tensor of zeros, `dtype` [numel], that lies in the shared memory and belongs to this rank.
 
-        Every rank must call this method with the same arguments. A sum of exactly this tensor makes no copy, because
-        the ranks read all buffers in place; every rank must then pass its own buffer. The sum replaces the contents of
-        the buffer, which may then be overwritten. The buffer is valid until `close`.
+        Every rank must call this method with the same arguments. `sum` makes no copy of a payload that is exactly such
+        a buffer, because the ranks read all buffers in place; then every rank must pass its own buffer. The sum
+        replaces the contents of the buffer, which the caller may then overwrite. The buffer is valid until `close`.
 
         Args:
             numel: number of elements.
@@ -133,14 +134,14 @@ class BoundPool(BoundCollective):
 
     @override
     def close(self) -> None:
-        self._pool_rounds = None  # the names of the regions were already removed when all ranks had mapped them
+        self._pool_rounds = None  # the files of the regions were already removed once all ranks had mapped them
         self._rounds_of_buffers.clear()
 
     def _map(self, slot_bytes: int, num_sets: int, smaller: str) -> PoolRounds:
         """Map memory regions for `num_sets` sets of slots, and return the `PoolRounds` that use them.
 
         A slot is the part of the memory for one rank's data, or for the result. Every rank must call this method.
-        `smaller` names what the user should choose, for the error message if there is not enough memory.
+        If there is not enough memory, the error message advises `smaller`, such as "a smaller buffer".
         """
         transport, options = self.transport, self.options
         n, num_regions = transport.world_size, options.regions
@@ -152,26 +153,26 @@ class BoundPool(BoundCollective):
         return PoolRounds(transport, memories, slot_bytes, num_sets)
 
 
-READY, DONE, LENGTH = 0, 1, 2  # fields of a rank's line: the last round that it filled, that it added; a length
+READY, DONE, LENGTH = 0, 1, 2  # fields of a rank's line: last round that it filled, last round that it added, length
 
 
 class PoolRounds:
-    """This rank's part of sums and gathers through shared memory, each of which takes one or more rounds.
+    """One rank's part of the sums and gathers through shared memory, each of which takes one or more rounds.
 
     A slot is a part of the memory that one rank fills; a set of slots has one per rank and one for the result.
     Consecutive slots lie in different regions, so that the traffic of one round is spread over all regions. Each rank
-    has a line (128 bytes that only it writes) in the first region with three numbers: the last round that it filled,
-    the last round that it read and added, and the length of its current message.
+    has a line (128 bytes that only this rank writes) in the first region. The line holds three numbers: the last round
+    in which the rank filled its slot, the last round in which it read and added, and the length of its current message.
 
     In each round a rank fills its slot and announces READY; then it reads all slots, writes its part of the result and
-    announces DONE. Two sets of slots make it safe to fill ahead:
+    announces DONE. With two sets of slots, a rank can safely fill its slot for the next round early:
 
-    - A rank fills its slot of the next round before all ranks are DONE, so that slot is in the other set. It uses a
-      set again only after it saw that all ranks are DONE with it.
-    - A rank reads a result after it has announced the next READY, so the next result is in the other set. A result
-      slot is written again only after all ranks announced the READY after that, which they do after reading.
+    - A rank fills its slot for the next round before all ranks are DONE, so that slot must be in the other set. The
+      rank uses a set again only after it has seen that all ranks are DONE with it.
+    - A rank reads a result after it has announced the next READY, so the next result must be in the other set. A result
+      slot is overwritten only after all ranks have announced one more READY, which they do after reading the result.
 
-    A sum of one piece fills nothing ahead: the next READY follows the reading, so one set is enough.
+    A sum of one piece fills nothing early, because the next READY follows the reading; so one set is enough.
 
     Args:
         transport: the ranks that share the memory.
@@ -189,7 +190,7 @@ class PoolRounds:
         self._round = 0
 
     def slot(self, round_: int, rank: int, nbytes: int) -> torch.Tensor:
-        """Return the first `nbytes` bytes of the memory of a rank in this round; rank `world_size` means the result."""
+        """Return the first `nbytes` bytes of the slot of `rank` in this round; rank `world_size` means the result."""
         number = round_ % self._num_sets * (self._transport.world_size + 1) + rank
         index, region = divmod(number, len(self._memories))
         return self._memories[region].data[index * self._slot_bytes :][:nbytes]
@@ -200,7 +201,8 @@ class PoolRounds:
         Args:
             wire: 1-D, of the same length and dtype on all ranks, mutated; may lie in this rank's slot.
             op: "sum" or "max".
-            lost: called with the first element and the errors, fp32, of rounding this rank's sums to 16 bits.
+            lost: called with the rounding errors, fp32, of the sums that this rank rounds to 16 bits: (index of the
+                first of these elements, errors).
         """
         lines, n, rank = self._lines, self._transport.world_size, self._transport.rank
         ledger = self._transport.ledger
@@ -286,8 +288,9 @@ class PoolRounds:
 
         Args:
             num_rounds: returns the number of rounds; called when all ranks have filled their slots (parts of the
-                memory) once.
-            fill: writes this rank's piece into its slot, given the number of the round and the index of the piece.
+                memory) for the first time.
+            fill: writes a piece of this rank's payload into its slot, given the number of the round and the index of
+                the piece.
             combine: reads all ranks' slots, given the same two numbers.
             read: reads the result, given the same two numbers.
         """
@@ -311,7 +314,7 @@ class PoolRounds:
         """Wait until every rank has announced at least `value` in this field (READY or DONE) of its shared line.
 
         Raises:
-            TransportError: a rank did not announce it in time.
+            TransportError: a rank did not announce this value in time.
         """
         patience = SpinThenSleep(self._transport.timeout_s)
         while len(late := np.flatnonzero(self._lines.all_announced(field) < value)):
@@ -320,14 +323,14 @@ class PoolRounds:
 
 
 def region_nbytes(world_size: int, slot_bytes: int, num_sets: int, num_regions: int) -> int:
-    """Return the bytes of data in each memory region, which hold `num_sets` times one slot per rank and one more."""
+    """Return the bytes of each memory region; the regions hold `num_sets` sets of one slot per rank plus one slot."""
     return -(-num_sets * (world_size + 1) // num_regions) * slot_bytes
 
 
 def lines_of(tensor: torch.Tensor, rank: int, world_size: int) -> slice:
     """Return the slice of `tensor` that `rank` adds: whole cache lines, because no line may have two writers.
 
-    A cache that is not coherent writes back whole lines, and would overwrite the other writer's part with old data.
+    A cache that is not coherent writes back whole lines, and so would overwrite another writer's part with old data.
     """
     per_line = LINE // tensor.element_size()
     borders = balanced_borders(-(-tensor.numel() // per_line), world_size)

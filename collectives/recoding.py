@@ -1,7 +1,7 @@
-"""`RecodingSum`: base of the collectives that encode a sum again on its way, and keep what that leaves out; the ring.
+"""`RecodingSum`, the base of the collectives that encode sums again, and the collective `ring:requantise=true`.
 
-What the encoding of a sum leaves out, its residual, is added to a later sum of the same elements. So the results of all
-sums, plus the residuals that the ranks keep, are what the ranks have contributed.
+The residual of a sum is what its encoding leaves out; it is added to a later sum of the same elements. So the results
+of all sums, plus the residuals that the ranks keep, equal everything that the ranks have contributed.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from collectives.schedule.execution import PackedPieces, together
 from collectives.schedule.rounds import LayerStretch, Layout, Piece, leaves, stretches_between
 from collectives.transport.base import Receive, ReduceOp, Transport, wait_all
 
-# Keeper of a stretch of whose residual all ranks keep an equal share, as after resuming with another number of ranks.
+# In place of a rank: all ranks keep an equal share of the residual, as after resuming with another number of ranks.
 EVERY_RANK = -1
 
 ByStretch = dict[LayerStretch, torch.Tensor]  # fp32 [elements of the stretch]
 
 
 class RecodingSum(BoundCollective):
-    """A collective on one rank that encodes sums again, and adds the residuals to the next sums.
+    """A collective on one rank that encodes sums again, and adds the residuals (encoding errors) to the next sums.
 
-    A sum proposes new residuals; later sums use them once they are accepted with `commit`.
+    A sum produces new residuals; later sums use them only after `commit`.
 
     Args:
         options: the collective.
         transport: connects the ranks.
-        encoder: encodes sums with the run's compressor; without it only sums that need no encoding are possible.
+        encoder: encodes sums with the run's compressor; if None, only sums that need no encoding are possible.
     """
 
     def __init__(self, options: Collective, transport: Transport, encoder: SumEncoder | None = None) -> None:
         super().__init__(options, transport, encoder)
         self._residuals: ByStretch = {}
         self._proposed: ByStretch = {}
-        self._keepers: dict[LayerStretch, int] = {}  # those of all ranks, if stretches move between ranks
+        self._keepers: dict[LayerStretch, int] = {}  # the rank that keeps each residual, if residuals can move
 
     @property
     def encoder(self) -> SumEncoder:
-        """Return what encodes sums.
+        """Return the encoder of sums.
 
         Raises:
-            OptionError: there is none.
+            OptionError: this collective was made without an encoder.
         """
         if self._encoder is None:
             raise OptionError(
@@ -63,7 +63,7 @@ class RecodingSum(BoundCollective):
         """Return the first element of each layer in a message, and the number of elements of the message.
 
         Raises:
-            PayloadError: the message has other elements than its layers.
+            PayloadError: the number of elements is not that of the message's layers.
         """
         borders = [0, *itertools.accumulate(map(self.encoder.numel, layout.key))]
         if borders[-1] != layout.numel:
@@ -74,24 +74,24 @@ class RecodingSum(BoundCollective):
         return borders
 
     def add_residuals_to_(self, total: torch.Tensor, stretches: Sequence[LayerStretch]) -> None:
-        """Add the accepted residuals of these stretches to `total`, fp32 [elements of all stretches] (mutated)."""
+        """Add the current residuals of these stretches to `total`, fp32 [elements of all stretches] (mutated)."""
         for stretch, part in by_stretch(total, stretches).items():
             if stretch in self._residuals:
                 part.add_(self._residuals[stretch])
 
     def propose(self, residuals: ByStretch) -> None:
-        """Propose new residuals of some stretches; the tensors are not copied, so they must not change afterwards."""
+        """Store new residuals of some stretches until `commit` or `drop`; the caller must not change the tensors."""
         self._proposed |= residuals
 
     def settle(self, keepers: Mapping[LayerStretch, int]) -> None:
         """Move residuals to the ranks that encode the stretches from now on. Every rank must call this method.
 
-        When DDP rebuilds its buckets, a layer may be encoded by another rank, or be cut at other elements. Nothing is
-        sent if the same ranks encode the same stretches as before; otherwise one fp32 message, counted as `state`, for
-        each piece of a stretch that moves to another rank.
+        When DDP rebuilds its buckets, a layer may be encoded by another rank, or be cut at other elements. For each
+        piece of a stretch that moves to another rank, one fp32 message is sent, which is counted as `state`. If the
+        same ranks encode the same stretches as before, nothing is sent.
 
         Args:
-            keepers: the rank that encodes each stretch, for all stretches of a layer; the same on all ranks.
+            keepers: for all stretches of a layer, the rank that encodes the stretch; the same on all ranks.
         """
         changed = {stretch: keeper for stretch, keeper in keepers.items() if self._keepers.get(stretch) != keeper}
         if not changed:
@@ -150,7 +150,7 @@ class RecodingSum(BoundCollective):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's accepted residuals, and which rank keeps the residual of which stretch."""
+        """Return this rank's current residuals, and for each stretch the rank that keeps its residual."""
         return {
             "residuals": {tuple(stretch): residual.clone() for stretch, residual in self._residuals.items()},
             "keepers": {tuple(stretch): keeper for stretch, keeper in self._keepers.items()},
@@ -170,15 +170,15 @@ def by_stretch(total: torch.Tensor, stretches: Sequence[LayerStretch]) -> ByStre
 
 
 def on_every_rank(shares: dict[tuple[int, int, int], torch.Tensor]) -> dict[str, Any]:
-    """Return a state in which each rank keeps the same residuals, its share of what all ranks together keep."""
+    """Return a state in which each rank keeps these residuals, an equal share of what all ranks together keep."""
     return {"residuals": shares, "keepers": dict.fromkeys(shares, EVERY_RANK)}
 
 
 class RequantisingRing(RecodingSum):
-    """The collective `ring` with `requantise=true` on one rank: each decodes, adds its own part, and encodes the sum.
+    """The collective `ring:requantise=true` on one rank: decodes partial sums, adds its own part, and encodes the sum.
 
-    The error of encoding a sum stays on the rank that made it, per element, and is added to this rank's own part of the
-    next sum: one fp32 tensor per layer that the rank encodes.
+    A rank keeps the error of each element that it encodes, and adds the error to its own part of the next sum. This
+    needs one fp32 tensor per layer that the rank encodes.
     """
 
     @override
@@ -200,13 +200,14 @@ class RequantisingRing(RecodingSum):
 
 
 class RequantisedPieces(PackedPieces):
-    """The pieces (ranges of elements) that a rank holds during a sum of codes, which it encodes again.
+    """The pieces (ranges of elements) that a rank holds during a sum of codes; their partial sums are encoded again.
 
     Args:
         transport, payload, layout: as for `PackedPieces`.
         encoder: encodes partial sums.
         borders: the first element of each layer, and the number of elements.
-        errors: what this rank adds to its contribution, fp32 [elements]; becomes the errors of what it encodes.
+        errors: fp32 [elements], mutated: the kept errors, which this rank adds to its contribution; replaced with the
+            errors of the sums that this rank encodes.
     """
 
     def __init__(
@@ -229,9 +230,9 @@ class RequantisedPieces(PackedPieces):
         return isinstance(self._leaves[bisect.bisect_right(self._ends, element)], Codes)
 
     def add_errors_to(self, piece: Piece) -> None:
-        """Add the kept errors to this rank's contribution to the piece that it sends first, if there are any.
+        """Add the kept errors, if there are any, to this rank's contribution to the piece that it sends first.
 
-        There are none as long as messages have the same layout: a rank encodes all other pieces.
+        If messages had the same layout before, there are none, because the rank has encoded only the other pieces.
         """
         if not self._errors[piece.start : piece.stop].any():
             return
@@ -257,7 +258,7 @@ class RequantisedPieces(PackedPieces):
         return together(sums)
 
     def _encoded(self, start: int, terms: Sequence[Payload], hop: int) -> Payload:
-        """Return the codes of the kept errors plus all terms, added in this order; the error is kept instead."""
+        """Return the codes of the kept errors plus all terms, added in this order; keep the new error instead."""
         total = self._errors[start : start + terms[0].numel]
         for term in terms:
             term.add_to_(total)

@@ -1,8 +1,8 @@
-"""Tables of refusals: which choices exclude each other, why, and which changes make them possible.
+"""Tables of refusals: which options exclude each other, why, and which changes make a run possible.
 
-A component contributes a table, which is a function that returns a list of `Refusal`. `refuse` walks a table and raises
-the first refusal that applies. A test walks all tables: each refusal applies to some choice, its sentence names an
-option of that choice, and every change that it advises makes the choice possible.
+A component contributes a table, which is a function that returns a list of `Refusal`. `refuse` goes through a table and
+raises the first refusal that applies. A test goes through all tables and checks that each refusal applies to some
+options, that its sentence names one of these options, and that every change that it advises makes the run possible.
 """
 
 import dataclasses
@@ -17,13 +17,14 @@ _KINDS = ("collective", "compressor", "dataset", "model", "optimizer", "strategy
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """Choices that exclude each other.
+    """A combination of options that is not possible.
 
     Attributes:
-        applies: True if these choices were made.
-        reason: names the choices, and says why they exclude each other.
-        advice: changes, each of which makes the choices possible: values by name of an option of the run, such as
-            ``{"batch_size": 8}``, or of a component, such as ``{"compressor.importance": "l2"}``; None leaves it out.
+        applies: True if the user chose this combination.
+        reason: names the options, and says why they exclude each other.
+        advice: changes, each of which alone makes the run possible. A change maps names to values: the name of an
+            option of the run, as in ``{"batch_size": 8}``, or of a component, as in ``{"compressor.importance":
+            "l2"}``. The value None means: leave out the option.
     """
 
     applies: bool
@@ -32,21 +33,21 @@ class Refusal:
 
     @property
     def sentence(self) -> str:
-        """The reason and the advice: "--epochs and --steps both set the length; leave out --steps"."""
+        """Return the reason and the advice: "--epochs and --steps both set the length; leave out --steps"."""
         first, *others = map(_advice_text, self.advice)
-        for verb in ("use ", "leave out "):  # said once if all changes have it
+        for verb in ("use ", "leave out "):  # written only once if all changes begin with it
             if first.startswith(verb) and all(text.startswith(verb) for text in others):
                 return f"{self.reason}; {' or '.join([first, *(text.removeprefix(verb) for text in others)])}"
         return f"{self.reason}; {', or '.join([first, *others])}"
 
 
 class Refused(Incompatible):
-    """A refusal applies.
+    """The error that `refuse` raises when a refusal applies.
 
     Attributes:
         refusal: the refusal.
-        table: qualified name of the function that returned its table.
-        number: the refusal's place in the table, from 0.
+        table: qualified name of the function that returned the table with this refusal.
+        number: index of the refusal in the table, from 0.
         size: number of refusals in the table.
     """
 

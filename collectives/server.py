@@ -1,20 +1,21 @@
 """Server: all ranks push their payloads to a parameter server, which sums them in rank order and answers.
 
-Source: Li et al., "Scaling distributed machine learning with the parameter server" (OSDI 2014); per-layer keys and the
-splitting of big arrays as in MXNet's KVStore. The servers are also workers. Colocated: one rank serves. Sharded: each
-rank serves the layers whose id modulo n is its rank, and a share of every layer longer than `split_numel` and of every
-payload that holds several layers.
-The sum is computed in fp32 in rank order (integers in their own dtype). Element-wise payloads come back with the same
-kind and dtype; for others `downlink` decides: `dense` answers with all elements in fp32, `union` with the elements that
-some rank sent, and `recode` with an encoding by the run's compressor.
+Source: Li et al., "Scaling distributed machine learning with the parameter server" (OSDI 2014); layers as keys and the
+splitting of big arrays as in MXNet's KVStore. The servers are also workers. Colocated: one rank serves all layers.
+Sharded: rank r serves the layers whose id modulo n is r, and a share of every layer longer than `split_numel` and of
+every payload that holds several layers.
+The sum is computed in fp32 in rank order (sums of integers in their own dtype). Element-wise payloads are answered with
+the same kind and dtype. For other payloads `downlink` selects the answer: `dense` sends all elements in fp32, `union`
+the elements that at least one rank sent, and `recode` the sum encoded by the run's compressor.
 
-Answers can lose information: element-wise payloads of 16 bits and `union` round the sums to the dtype that travels, and
-`recode` loses what the compressor leaves out; `dense` answers in fp32 lose nothing. With error feedback the server
-keeps the loss per layer and adds it to the next sums. This costs the server one fp32 tensor per layer, and no messages.
+Answers can lose information: for element-wise payloads of 16 bits, and with `union`, sums are rounded to the dtype that
+is sent; `recode` loses what the compressor leaves out. `dense` answers in fp32 lose nothing. With error feedback the
+server keeps what is lost of each layer and adds it to the next sum. This costs the server one fp32 tensor per layer,
+and no messages.
 
-Bytes: packed payloads. A worker pushes each part once to its server (nothing is sent for the part that it serves
-itself); a server answers n-1 times. With one server and a dense downlink, an uplink that is c times smaller than dense
-reduces the total traffic by less than a factor of 2, however large c is.
+Bytes: packed payloads. A worker pushes each part once to its server, but no message is sent for the part that the
+worker serves itself; a server sends n-1 answers. With one server and a dense downlink, an uplink that is c times
+smaller than dense reduces the total traffic by less than a factor of 2, however large c is.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from collectives.transport.messages import sum_wires
 class BoundServer(RecodingSum):
     """The collective `server` on one rank: pushes payloads, sums the parts that this rank serves, and pulls the sums.
 
-    If the sums that are sent back lose information, it also keeps the errors (residuals) of the parts that it serves.
+    If the answers lose information, the rank also keeps the errors (residuals) of the parts that it serves.
     """
 
     options: Server
@@ -90,7 +91,7 @@ class BoundServer(RecodingSum):
         return self._shards[layout]
 
     def _answer(self, shard: Shard, terms: Sequence[Payload], op: ReduceOp) -> Payload:
-        """Return a server's answer for one shard (part of a message): the sum in rank order, plus the kept residual."""
+        """Return a server's answer for a shard (part of a message): the sum in rank order plus the kept residual."""
         elementwise = all(term.elementwise for term in terms)
         if op == "max" or not (shard.keeps_loss or (self.options.downlink != "dense" and not elementwise)):
             return added(terms, op)

@@ -2,11 +2,11 @@
 
 Source: "Adaptive layered gradient compression with parameter server", Journal of Hubei Minzu University (Natural
 Science) 43(1), 2025, 34-40, doi:10.13501/j.cnki.42-1908/n.2025.03.005 (the abstract: layers above a size threshold are
-compressed, each with a sparsity threshold that is adjusted as training goes; the server adds gradients and residuals).
+compressed, each with a sparsity threshold that is adjusted during training; the server adds gradients and residuals).
 Differs: the abstract gives no formulas. Here the layers share a budget of entries in proportion to their root mean
-squares, a multiplicative controller adjusts the threshold to the density, a density outside [1/2, 2] times the target
-is corrected in the same step, and values have 16 bits on the wire. Attention matrices and embeddings count by their
-size alone, as all layers do in the abstract.
+squares, and a multiplicative controller adjusts the threshold to the density. A density outside [1/2, 2] times the
+target is corrected in the same step, and values have 16 bits on the wire. For attention matrices and embeddings only
+the size counts, as for all layers in the abstract.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from compressors.sparse import Ratio, Sparsifier, WarmupEpochs, WarmupSteps, num
 
 DEFAULT_MIN_NUMEL = 8192
 CONTROL = "control"  # state per layer: threshold, moving average of the root mean square, number of elements
-WINDOW = 2.0  # if the density is off by more than this factor, the exact threshold is computed
+WINDOW = 2.0  # if the density differs from the target by more than this factor, the exact threshold is computed
 SMALLEST = 2.0**-149  # the smallest positive fp32 number
 
 
@@ -42,14 +42,14 @@ class Algc(Sparsifier):
 
     The target density of layer l is ratio * rms_l / (mean rms, weighted by size), between min_ratio and max_ratio. So
     layers with larger gradients send more, within a total of ratio * (all elements) entries. After each step, the
-    threshold is multiplied by (density / target)^gain. The threshold is exact (that of top-k) at the first step, at
-    every `refresh`-th, and if the density is off by more than a factor of 2.
+    threshold is multiplied by (density / target)^gain. The threshold is exact (that of top-k) in the first step, in
+    every `refresh`-th step, and if the density differs from the target by more than a factor of 2.
 
     Bytes: 16 + min over index codings (z v + indices) per compressed layer, for z entries of v bytes, z between half
     and twice the target; 16 + 4 m for all other layers together.
 
     Raises:
-        OptionError: a malformed min_numel_of, min_ratio above max_ratio, or both link_bps and min_numel.
+        OptionError: min_numel_of is malformed, min_ratio is above max_ratio, or both link_bps and min_numel are given.
     """
 
     sends: ClassVar[type[Payload]] = Sparse
@@ -163,21 +163,21 @@ class Algc(Sparsifier):
 
     @override
     def contraction_bound(self, layer: Layer) -> float:
-        # 1 - density for the smallest density that can occur
+        # 1 - density, for the smallest possible density
         return self.form.bound_for(min(self.ratio, self.min_ratio) / WINDOW)
 
     def _flushes(self, step: Step) -> bool:
         return self.flush_every > 0 and step.index % self.flush_every == self.flush_every - 1
 
     def _tracked(self, layer: Layer, step: Step) -> float:
-        # the threshold of the last step; infinity if this step must compute the exact one
+        # the threshold of the last step; infinity if the exact threshold must be computed in this step
         control = step.memory.get(CONTROL, layer.id)
         if control is None or self.threshold == "exact" or step.index % self.refresh == 0:
             return math.inf
         return float(control[0]) or math.inf
 
     def _payload(self, x: torch.Tensor, found: LargeEntries, layer: Layer, step: Step) -> Payload:
-        """Return the payload of the entries that reached the threshold; propose the state that the next step needs."""
+        """Return the payload of the entries that reached the threshold; propose the layer's state for the next step."""
         squares, indices, values = found
         rms = math.sqrt(squares / x.numel())
         if rms == 0:
@@ -196,8 +196,8 @@ class Algc(Sparsifier):
     def _exact(self, x: torch.Tensor, target: float) -> tuple[float, torch.Tensor]:
         """Return the threshold of top-k with the target density, and the positions of the entries that reach it.
 
-        Of many equal entries, only as many are returned as WINDOW allows. A threshold of zero means that fewer than k
-        entries are not zero; then these are returned.
+        If many entries equal the threshold, only as many are returned as WINDOW allows. If fewer than k entries are not
+        zero, the threshold is zero, and the positions of the entries that are not zero are returned.
         """
         indices = top_k(x, num_kept(target, x.numel()))
         threshold = float(magnitudes(x.index_select(0, indices)).amin())
@@ -209,6 +209,6 @@ class Algc(Sparsifier):
 
 
 def _mean_rms(memory: Memory) -> float:
-    # the mean over layers of the root mean squares' moving averages, weighted by layer size
+    # the mean over layers of the moving averages of root mean squares, weighted by layer size
     rows = torch.stack(list(memory.by_layer(CONTROL).values()))
     return float((rows[:, 1] * rows[:, 2]).sum() / rows[:, 2].sum())

@@ -1,8 +1,8 @@
-"""The contract of a compressor, which turns gradients into payloads and holds nothing but its options.
+"""The base classes of compressors, which turn gradients into payloads and keep nothing but their options.
 
-`PerLayer` encodes, `MultiRound` exchanges several messages per bucket, and `TorchHook` is one of PyTorch's own
-communication hooks; `OwnHook` in `gradwire/ddp/hook.py` brings a hook of this project. What a rank keeps from step
-to step belongs to the `Reducer` that runs the compressor (`gradwire/exchange/reducer.py`).
+`PerLayer` encodes layers, `MultiRound` exchanges several messages per bucket, and `TorchHook` is one of PyTorch's own
+communication hooks. `OwnHook` in `gradwire/ddp/hook.py` is for compressors with a hook of this project. What a rank
+keeps between steps belongs to the `Reducer` that runs the compressor (`gradwire/exchange/reducer.py`).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 FP32_BYTES = 4
 Granularity = Literal["layer", "bucket"]
-# The options of most compressors, which `Compressor` and the reducer follow where a compressor declares them.
+# Options of most compressors; `Compressor` and the reducer read them if a compressor declares them.
 ErrorFeedback = Annotated[bool, Doc("add what was not sent to the next gradient")]
 MinNumel = Annotated[CountOrZero, Doc("layers of at most this many elements are sent in fp32")]
 Skip = Annotated[
     tuple[LayerKind, ...], Doc(f"kinds of layers sent in fp32, joined by +: {', '.join(get_args(LayerKind))}")
 ]
 DenseEnds = Annotated[bool, Doc("send the first and the last layer of the model in fp32")]
-# Layers, each with the tensor to send for it, fp32 [layer.numel].
+# Pairs of a layer and the tensor to send for it, fp32 [layer.numel].
 Given = Sequence[tuple[Layer, torch.Tensor]]
 # Maps a tensor of this rank, fp32 [n], to its mean over all ranks, fp32 [n]; every rank must call the function.
 Average = Callable[[torch.Tensor], torch.Tensor]
@@ -48,24 +48,24 @@ class Traits:
     """Facts about a compressor that follow from its options; the defaults suit most compressors.
 
     Attributes:
-        emits: all payload types that are sent (the members of a bundle, not the bundle).
+        emits: all classes of payloads that the compressor sends (the classes of a bundle's members, not `Bundle`).
         keeps_residual: True if the part of a gradient that was not sent is added to the next gradient (error feedback).
         feedback_diverges: True if error feedback is known to diverge, even if `contraction_bound` returns a bound.
-        owns_momentum: True if the compressor applies the momentum, before it selects what to send; the optimizer's own
+        owns_momentum: True if the compressor applies the momentum before it selects what to send; the optimizer's own
             momentum must then be off.
         clip_norm: a compressed layer's gradient is clipped to this L2 norm / sqrt(world_size) before the residual is
             added; 0 if it is not clipped.
         one_bucket: True if the whole model must be one bucket of DDP, which prevents overlap with backward.
-        needs_all_ranks: True if ranks exchange numbers, and so wait for each other, before they can encode.
-        dense_steps: number of first optimizer steps in which all layers are sent uncompressed.
-        denser_epochs: number of first epochs in which more entries are sent than later.
-        period: number of steps after which the work of the steps repeats.
-        default_collectives: names of collectives, best first: if the user names none, the first one that can sum the
-            payloads is used.
+        needs_all_ranks: True if ranks must exchange numbers, and so wait for each other, before they can encode.
+        dense_steps: number of optimizer steps at the start in which all layers are sent uncompressed.
+        denser_epochs: number of epochs at the start in which more entries are sent than later.
+        period: number of steps after which the work per step repeats, such as 2 if odd and even steps differ.
+        default_collectives: names of collectives, best first. If the user names no collective, the first of these that
+            can sum the payloads is used.
         default_lr_scaling: "none", or "linear" to multiply the learning rate by the number of ranks.
-        averages: True if the update is the mean of what ranks sent, so that a rounding error in a sum is an error of
-            the gradient. A method that overrides `finish` sets it to False.
-        keeps_fp64: True if gradients of every type are taken, and fp64 is sent as such; others get fp32.
+        averages: True if the update is the mean of what the ranks sent, so that a rounding error in a sum is an error
+            of the gradient. A method that overrides `finish` sets it to False.
+        keeps_fp64: True if the compressor sends fp64 gradients as fp64; False if it gets all gradients as fp32.
         min_numel: layers of at most this many elements are sent uncompressed.
         skip: kinds of layers that are sent uncompressed.
         dense_ends: True if the first and the last layer are sent uncompressed.
@@ -90,7 +90,7 @@ class Traits:
     dense_ends: bool = False
 
     def leaves_dense(self, layer: Layer) -> bool:
-        """Return True if these facts say that a layer is sent uncompressed."""
+        """Return True if `min_numel`, `skip` or `dense_ends` says that this layer is sent uncompressed."""
         is_end = layer.position in (0.0, 1.0)
         return layer.numel <= self.min_numel or layer.kind in self.skip or (self.dense_ends and is_end)
 
@@ -109,8 +109,8 @@ class Compressor(Options, abc.ABC):
     Attributes:
         sends: class of the payloads after any warm-up, if it is the same for all layers and options.
         biased: True if, with default options, the expectation of the decoded payload differs from the gradient.
-        granularity: "layer" treats each layer by itself; "bucket" treats the concatenated layers of a bucket, in model
-            order.
+        granularity: "layer" if each layer is encoded by itself; "bucket" if the layers of a bucket are concatenated, in
+            model order, and encoded as one tensor.
     """
 
     sends: ClassVar[type[Payload]] = Dense
@@ -121,9 +121,9 @@ class Compressor(Options, abc.ABC):
     def traits(self) -> Traits:
         """Return the facts that follow from the options.
 
-        A class variable or an option with the name of a trait sets that trait; error_feedback and momentum_correction
-        set `keeps_residual` and `owns_momentum`. A subclass whose traits follow from several options replaces them in
-        `super().traits`.
+        A trait is taken from the class variable or the option with the same name, if there is one. The options
+        error_feedback and momentum_correction set the traits `keeps_residual` and `owns_momentum`. If a subclass
+        computes traits from several options, it overrides this property and replaces them in `super().traits`.
         """
         names = {field.name for field in dataclasses.fields(Traits)}
         named = {name: getattr(self, name) for name in names if hasattr(self, name)}
@@ -137,10 +137,10 @@ class Compressor(Options, abc.ABC):
         )
 
     def check_compatible(self, collective: Collective, layers: Sequence[Layer] = ()) -> None:
-        """Check that the collective can sum what this compressor sends, and that these options suit the layers.
+        """Check that the collective can sum what this compressor sends, and that the compressor's options suit layers.
 
         Raises:
-            Incompatible: the collective cannot, or the options do not; the message names what would work.
+            Incompatible: the check fails; the message names what would work.
         """
         emits = self.traits.emits
         for kind in sorted(emits, key=lambda kind: kind.__name__):
@@ -165,11 +165,11 @@ class Compressor(Options, abc.ABC):
             )
 
     def _keeps_errors_small(self) -> bool:
-        # the errors of encoded sums, which are added to the next sums
+        # whether the errors of encoded sums stay small although they are added to the next sums
         bound = self.contraction_bound(Layer(id=0, name="any", shape=(256, 256), kind="linear", numel=256 * 256))
         if self.traits.feedback_diverges or bound is None:
             return not self.traits.feedback_diverges
-        # With bound 1, entries that reach a threshold are sent whole, but codes may send less than each sum adds.
+        # With bound 1, entries that reach a threshold are sent in full, but codes may send less than each sum adds.
         return bound < 1 or (bound == 1 and Codes not in self.traits.emits)
 
     def _gains_from_feedback(self) -> bool:
@@ -177,7 +177,7 @@ class Compressor(Options, abc.ABC):
             return False
         try:
             return dataclasses.replace(self, **{"error_feedback": True})._keeps_errors_small()  # type: ignore[arg-type]
-        except OptionError:  # other options exclude it
+        except OptionError:  # error feedback is not possible with the other options
             return False
 
     def leaves_dense(self, layer: Layer) -> bool:
@@ -189,23 +189,30 @@ class Compressor(Options, abc.ABC):
         """Return the bytes sent for a compressed layer after any warm-up, or None if they depend on the data."""
 
     def contraction_bound(self, layer: Layer) -> float | None:
-        """Return a proved c with |x - C(x)|^2 <= c |x|^2 for compressor C after any warm-up, or None if there is none.
+        """Return a proved c with |x - C(x)|^2 <= c |x|^2 for all x, where C is this compressor after any warm-up.
 
-        It holds within the normal range of the value type on the wire, for random methods in expectation. With c < 1
-        the compressor is a contraction; otherwise error feedback may diverge, and nothing may be sent of some `x`.
+        Return None if there is no such c. The bound holds within the normal range of the value type on the wire; for
+        random methods it holds in expectation. If c < 1, the compressor is a contraction. Otherwise error feedback may
+        diverge, and for some `x` nothing may be sent.
         """
         return None
 
     def warnings(self) -> list[str]:
-        """Return warnings for the user about a run with these options, one sentence each; often none."""
+        """Return warnings for the user about a run with these options, one sentence each; often an empty list."""
         return []
 
 
 def check_is_called(cls: type, part: str, whole: str, loop: Callable[..., object]) -> None:
-    """Check that a class which defines the method `part`, for one layer, does not inherit a `whole` that ignores it.
+    """Check that a class that defines `part`, a method for one layer, does not inherit a `whole` that ignores `part`.
+
+    Args:
+        cls: the class.
+        part: name of the method for one layer, such as ``encode``.
+        whole: name of the method for all layers of a bucket, such as ``encode_bucket``.
+        loop: the method that calls `part` for each layer, and that `whole` may therefore be.
 
     Raises:
-        TypeError: it does; `loop` is the `whole` that calls `part` for each layer.
+        TypeError: the class inherits such a `whole`.
     """
     if part in vars(cls) and whole not in vars(cls) and getattr(cls, whole) is not loop:
         raise TypeError(
@@ -216,23 +223,23 @@ def check_is_called(cls: type, part: str, whole: str, loop: Callable[..., object
 
 @dataclasses.dataclass(kw_only=True)
 class PerLayer(Compressor):
-    """Base of the compressors that encode each layer, or the concatenated layers of a bucket, into one payload.
+    """Base of the compressors that encode each layer, or all layers of a bucket as one tensor, into one payload.
 
     A subclass defines `sends`, `encode` and `expected_nbytes`. The other methods have defaults.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Check that a subclass which defines `encode` does not inherit an `encode_bucket` that never calls it."""
+        """Check that a subclass that defines `encode` does not inherit an `encode_bucket` that never calls `encode`."""
         super().__init_subclass__(**kwargs)
         check_is_called(cls, "encode", "encode_bucket", PerLayer.encode_bucket)
 
     @abc.abstractmethod
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        """Return the payload for `x`, and propose to `step.memory` what the method needs at the next step.
+        """Return the payload for `x`, and propose to `step.memory` the state that the next step needs.
 
         Args:
             x: fp32 [layer.numel], finite. It must not be changed, and the payload must not share its memory.
-            layer: the layer of `x`; for granularity "bucket", one flat layer that stands for several.
+            layer: the layer of `x`; with granularity "bucket", a flat layer that stands for all layers of the bucket.
             step: the current step.
         """
 
@@ -248,20 +255,20 @@ class PerLayer(Compressor):
     ) -> Payload:
         """Encode all layers of a bucket into one payload, and write into `left` what the payload does not send.
 
-        By default this adds, encodes and subtracts layer by layer. A method that needs fewer passes over memory
-        overrides the whole, and gives the same bits.
+        By default, each layer is added, encoded and subtracted on its own. A method that needs fewer passes over memory
+        overrides this whole method, with results that are equal bit for bit.
 
         Args:
             gradients: fp32 and contiguous, one per layer. They are not changed, unless they are parts of `left`.
-            residual: fp32 [numel of all layers], to be added to the gradients; None if there is nothing to add, and
-                then the gradients are the parts of `left`, if there is one.
+            residual: fp32 [numel of all layers], to be added to the gradients. None if there is nothing to add; then,
+                if `left` is not None, the gradients are the parts of `left`.
             left: fp32 [numel of all layers], overwritten; None if the residual is not kept.
             layers: the layers, at least one.
             step: the current step.
-            screen: raise an error if gradients + residual hold NaN or infinity, instead of encoding them.
+            screen: True to raise an error if gradients + residual contain NaN or infinity, instead of encoding them.
 
         Raises:
-            NonFinite: `screen` is True and they do; `left` is then undefined.
+            NonFinite: `screen` is True, and gradients + residual contain NaN or infinity; `left` is then undefined.
         """
         xs = summed(gradients, residual, left, layers, screen=screen)
         if self.granularity == "bucket" and len(layers) > 1:
@@ -283,14 +290,14 @@ class PerLayer(Compressor):
         payload.subtract_from_(x)
 
     def finish(self, total: Payload, layer: Layer, step: Step, updates: Sequence[torch.Tensor]) -> None:
-        """Decode the sum over ranks, and write the updates: by default the mean.
+        """Decode the sum over ranks, and write the updates: by default the mean over ranks.
 
         Args:
             total: the sum of all ranks' payloads of `layer`, bit-identical on all ranks.
-            layer: the layer; for granularity "bucket", one flat layer that stands for several.
+            layer: the layer; with granularity "bucket", a flat layer that stands for all layers of the bucket.
             step: the current step.
-            updates: the update of the layer, or one of each of the several; floating, 1-D, overwritten; they share no
-                memory with `total`.
+            updates: one update for each layer that `layer` stands for; floating, 1-D, overwritten. They share no memory
+                with `total`.
         """
         if total.write_to(updates, divisor=step.world_size):
             return
@@ -304,13 +311,13 @@ class PerLayer(Compressor):
                 update.copy_(part)
 
     def density_for(self, layer: Layer, step: Step) -> float | None:
-        """Return the share of a layer's entries that `encode` aims to send, in (0, 1]; None if there is no such aim."""
+        """Return the share of a layer's entries that `encode` aims to send, in (0, 1]; None if it aims at no share."""
         return None
 
 
 @dataclasses.dataclass(kw_only=True)
 class MultiRound(Compressor):
-    """Base of the compressors that exchange several messages per bucket, each to average one tensor over ranks."""
+    """Base of the compressors that exchange several messages per bucket, each of which averages a tensor over ranks."""
 
     needs_all_ranks: ClassVar[bool] = True
 
@@ -351,14 +358,14 @@ class MultiRound(Compressor):
 
 
 def first_compatible(compressor: Compressor, collectives: Sequence[Collective]) -> Collective:
-    """Return the first of these collectives that can sum what the compressor sends; the last one if none can."""
+    """Return the first of these collectives that can sum what the compressor sends; if none can, return the last."""
     fitting = (each for each in collectives if not incompatibility(compressor.check_compatible, each))
     return next(fitting, collectives[-1])
 
 
 @dataclasses.dataclass(kw_only=True)
 class DdpHook(Compressor):
-    """Base of the compressors that are a communication hook of DDP themselves, and so work nowhere else."""
+    """Base of the compressors that are themselves a communication hook of DDP, and so work only inside DDP."""
 
     @override
     def obstacle_to_resizing(self) -> str:
@@ -367,12 +374,12 @@ class DdpHook(Compressor):
 
 @dataclasses.dataclass(kw_only=True)
 class TorchHook(DdpHook):
-    """Base of the compressors that are one of PyTorch's own communication hooks for DDP.
+    """Base of the compressors that wrap one of PyTorch's own communication hooks for DDP.
 
     Bytes are computed from a formula, because the backend does not report what it sends.
 
     Attributes:
-        value_nbytes: bytes of each number that is sent for a compressed layer.
+        value_nbytes: bytes of each number that the hook sends for a compressed layer.
     """
 
     value_nbytes: ClassVar[int] = FP32_BYTES
@@ -394,10 +401,10 @@ class TorchHook(DdpHook):
         return self.value_nbytes * layer.numel
 
     def forget(self, state: Any) -> None:
-        """Clear the tensors in the hook's state that a gradient with NaN or infinity may have spoiled."""
+        """Clear the tensors in the hook's state that may contain NaN or infinity after such a gradient."""
 
     def state_of(self, state: Any) -> dict[str, Any]:
-        """Return the part of the hook's state to save in a checkpoint; empty for hooks without state."""
+        """Return the part of the hook's state that a checkpoint must save; {} for hooks without state."""
         return {}
 
     def restore(self, state: Any, saved: dict[str, Any]) -> None:
@@ -406,7 +413,7 @@ class TorchHook(DdpHook):
 
 @dataclasses.dataclass(kw_only=True)
 class LossyCompressor(PerLayer):
-    """The usual base class: encodes per layer, with options for error feedback and for layers to send uncompressed."""
+    """The usual base class: encodes each layer, with options for error feedback and for layers to send uncompressed."""
 
     error_feedback: ErrorFeedback = False
     min_numel: MinNumel = 0

@@ -1,4 +1,4 @@
-"""Methods that lose nothing, or rounding at most: `none`, `bf16` and `fp16`, and `row_sparse` for rows of zeros."""
+"""Methods that lose at most rounding: `none`, `bf16`, `fp16`, and `row_sparse`, which does not send rows of zeros."""
 
 import dataclasses
 import functools
@@ -75,8 +75,8 @@ def _rounded(x: Parts, dtype: torch.dtype, step: Step) -> Dense:
 class Bf16(PartsEncoder, name="bf16"):
     """Brain float: sends every element as bf16, which has the range of fp32 and 8 bits of mantissa.
 
-    The relative rounding error is at most 2^-9, and no value is out of range. Collective `native` adds in that type;
-    the others add in fp32 and round once per hop.
+    The relative rounding error is at most 2^-9, and no value is out of range. Collective `native` adds in bf16; other
+    collectives add in fp32 and round once per hop.
 
     Bytes: 16 + 2 m for a bucket of m elements.
     """
@@ -96,11 +96,11 @@ class Bf16(PartsEncoder, name="bf16"):
 
 @dataclasses.dataclass(kw_only=True)
 class Fp16(PartsEncoder, name="fp16"):
-    """Half precision: sends every element as IEEE fp16, saturated so that no sum over ranks overflows.
+    """Half precision: sends every element as IEEE fp16, clamped so that no sum over ranks overflows.
 
     fp16 has 11 bits of mantissa and a range of 6e-8 to 65504. PyTorch's own hook divides by the number of ranks before
-    it sends, to avoid overflow, and loses small gradients to underflow. This method saturates at 65504 / ranks and
-    divides after the sum.
+    it sends, to avoid overflow, and so loses small gradients to underflow. This method clamps magnitudes to
+    65504 / ranks, and divides after the sum.
 
     Bytes: 16 + 2 m for a bucket of m elements.
     """
@@ -123,14 +123,14 @@ class NonZeroRows(PerLayer, name="row_sparse"):
     """Row-sparse: sends the rows of embeddings whose gradient is not zero, and all other layers in fp32.
 
     Source: `row_sparse` gradients of embeddings in Apache MXNet's KVStore; sparse gradients of `torch.nn.Embedding`.
-    Differs: backward makes a dense gradient, whose rows of zeros are found here and not sent.
+    Differs: backward makes a dense gradient; its rows of zeros are found here and not sent.
 
-    A batch changes the rows of its tokens only, so this loses nothing (with value_dtype=fp32) and saves much where an
-    embedding has many more rows than a batch has tokens. It saves nothing where every row gets a gradient, as with tied
+    A batch changes only the rows of its tokens. So this method loses nothing (with value_dtype=fp32), and saves much if
+    an embedding has many more rows than a batch has tokens. It saves nothing if every row gets a gradient, as with tied
     weights.
 
-    Bytes: 24 + z w v + the cheapest coding of z row numbers (at most rows / 8), per embedding with rows of w elements,
-    of which z are not zero; 16 + 4 m for all other layers together.
+    Bytes: per embedding, 24 + z w v + the cheapest coding of z row numbers (at most rows / 8), for z rows that are not
+    zero, w elements per row and v bytes per value; 16 + 4 m for all other layers together.
     """
 
     sends: ClassVar[type[Payload]] = RowSparse
@@ -160,4 +160,4 @@ class NonZeroRows(PerLayer, name="row_sparse"):
 
     @override
     def expected_nbytes(self, layer: Layer) -> int | None:
-        return None  # as many rows as are not zero
+        return None  # it depends on how many rows are not zero

@@ -2,9 +2,9 @@
 
 Source: patent application of the Institute of Computing Technology, Chinese Academy of Sciences (2024) on distributed
 training of edge devices with group-wise top-k gradients shared around a ring (preset=patent).
-Differs: the defaults (preset=recommended) add error feedback and density warm-up, and send values of 2 bits in larger
-groups. Groups do not cross buckets (scope=bucket), so encoding and sending overlap with backward. Indices are relative
-to their group.
+Differs: the defaults (preset=recommended) add error feedback and a warm-up of the density, and send values of 2 bits in
+larger groups. Groups do not cross the borders of buckets (scope=bucket), so encoding and sending overlap with backward.
+Indices are relative to their group.
 """
 
 import dataclasses
@@ -49,27 +49,29 @@ PRESETS: dict[str, dict[str, Any]] = {
 class GroupTopK(Sparsifier):
     """Group-TopK: sends the entries of largest magnitude of every group of `group_size` elements.
 
-    A group sends k = ratio * group_size entries, rounded half up, at least 1; of equal magnitudes the first. This
-    number is fixed, so zeros may be sent, and with floats equal numbers of groups make equal messages around a ring. A
-    gradient of zeros is sent as a header only. The patent drops the other entries; `error_feedback` keeps them.
+    A group sends k = ratio * group_size entries, rounded half up, at least 1; of equal magnitudes, the first. This
+    number is fixed, so zeros may be sent. With floats, equal numbers of groups make messages of equal length around a
+    ring. For a gradient of zeros only a header is sent. The patent drops the entries that are not sent;
+    `error_feedback` keeps them.
 
-    scope=model lays the groups over the flat gradient of the whole model, in the order of its parameters, as the patent
-    does. This needs a single bucket, which is complete only when backward ends, so communication does not overlap with
-    it. Layers sent in fp32 (`min_numel`, `skip`, `dense_ends`) are not part of the groups.
+    With scope=model the groups divide the flat gradient of the whole model, in the order of its parameters, as in the
+    patent. This needs a single bucket, which is complete only when backward ends, so communication does not overlap
+    with backward. Layers that are sent in fp32 (`min_numel`, `skip`, `dense_ends`) are not part of the groups.
 
-    values=two_magnitudes sends 2 bits per value, and positions by their gaps: at 1 %, 0.41 of the bytes of floats, with
-    a twentieth to a sixth of the squared error of values=sigma. With error feedback the error stays in the residual.
-    Collectives that cut or add payloads, such as `ring`, send 16 bits per value; `allgather` sends 2.
+    values=two_magnitudes sends 2 bits per value, and the gaps between positions. At a ratio of 1 % this takes 0.41 of
+    the bytes of floats, with a twentieth to a sixth of the squared error of values=sigma. With error feedback the error
+    stays in the residual. Collectives that cut or add payloads, such as `ring`, send 16 bits per value; `allgather`
+    sends 2.
 
     A preset changes the defaults of other options; options that you give take precedence. preset=patent sets
     error_feedback=false, group_size=256, scope=model, values=floats, value_dtype=fp32 and warmup_epochs=0, uses
-    collective `ring`, and makes `bench` multiply the learning rate by the number of ranks, as the patent does.
+    collective `ring`, and makes `bench` multiply the learning rate by the number of ranks, as in the patent.
     preset=recommended is the same as no preset.
 
     Bytes: 24 + z v + min(ceil(z b / 8), ceil(m / 8)) for a bucket of m elements, with z entries of v bytes and b =
     ceil(log2(min(group_size, m))). For codes of c bits: 24 + ceil(z c / 8) + 4 per 4096 elements, or per 32 values if
-    fewer lie there (sigma: 16), + min(ceil(z b / 8), ceil(m / 8), ceil(z l / 8) + ceil((z + floor((m - 1) / 2^l)) / 8))
-    with l = floor(log2(m / z)).
+    4096 elements have fewer (sigma: 16), + min(ceil(z b / 8), ceil(m / 8), ceil(z l / 8) + ceil((z + floor((m - 1) /
+    2^l)) / 8)) with l = floor(log2(m / z)).
     """
 
     presets = PRESETS
@@ -109,7 +111,7 @@ class GroupTopK(Sparsifier):
     @override
     def traits(self) -> Traits:
         traits = dataclasses.replace(super().traits, one_bucket=self.scope == "model")
-        if self.preset == "patent":  # which multiplies the learning rate by the number of nodes
+        if self.preset == "patent":  # the patent multiplies the learning rate by the number of nodes
             traits = dataclasses.replace(traits, default_collectives=("ring",), default_lr_scaling="linear")
         return traits
 
@@ -128,7 +130,7 @@ class GroupTopK(Sparsifier):
             (
                 self.values == "sigma",
                 "values=sigma has one range for all layers of a bucket, so layers with small gradients lose most of "
-                "theirs; use values=two_magnitudes, or topk",
+                "their gradient; use values=two_magnitudes, or topk",
             ),
         )
         return [note for applies, note in notes if applies]
@@ -176,7 +178,7 @@ class GroupTopK(Sparsifier):
 
     @override
     def contraction_bound(self, layer: Layer) -> float:
-        # 1 - k / group_size before rounding, or the bound of a shorter last group if that is larger
+        # 1 - k / group_size before rounding; or the bound of a shorter last group, if that is larger
         k, last_k = self._kept(self.ratio, layer.numel)
         num_whole, rest = divmod(layer.numel, self.group_size)
         shares = [k / self.group_size] * (num_whole > 0) + [last_k / max(rest, 1)] * (rest > 0)
@@ -191,5 +193,5 @@ class GroupTopK(Sparsifier):
         return GroupSparse.packed_nbytes(layer.numel, self.group_size, num_entries, TORCH_DTYPES[self.value_dtype])
 
     def _kept(self, density: float, numel: int) -> tuple[int, int]:
-        # of a whole group, and of a shorter last one (0 if there is none)
+        # entries to keep of a whole group, and of a shorter last group (0 if there is none)
         return num_kept(density, self.group_size), num_kept(density, numel % self.group_size)

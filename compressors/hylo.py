@@ -1,13 +1,13 @@
 """Hylo: sends whole filters of convolutions, two bits per element of linear layers, and the rest in fp32.
 
 Source: "Hylo: a hybrid layer-based optimization to reduce communication in distributed deep learning" (the abstract:
-layers above a size threshold are treated by type; of a convolution only important filters are sent, at a rate that
-falls with the layer's size; of a fully connected layer two bits per element, with a threshold that follows the layer's
-gradients; what is not sent accumulates); the two-bit layout of Apache MXNet's gradient compression.
+layers above a size threshold are treated by type. Of a convolution only important filters are sent, at a rate that
+falls with the layer's size. Of a fully connected layer two bits per element are sent, with a threshold that follows the
+layer's gradients. What is not sent accumulates); the two-bit layout of Apache MXNet's gradient compression.
 Differs: the abstract gives no formulas. Here the rate is (min_numel / m)^exponent, importance is the l1 norm, and the
 threshold is the mean magnitude; a code is decoded as the mean magnitude of the elements that reach the threshold.
 Attention matrices are fully connected layers, so they take two bits. Rows of an embedding are treated as filters,
-because a batch changes rows as a whole, those of its tokens; rows of zeros are not sent.
+because a batch changes only the rows of its tokens, as a whole; rows of zeros are not sent.
 """
 
 import dataclasses
@@ -44,17 +44,17 @@ class Hylo(SharedScale):
     """Hylo: compresses layers of more than `min_numel` elements according to their kind.
 
     A convolution with F filters sends k = rate * F whole filters, with rate = (min_numel / m)^exponent, at least
-    min_rate; an embedding with F rows sends k rows, or fewer if fewer are not zero. A fully connected layer, also in
+    min_rate. An embedding with F rows sends k rows, or fewer if fewer are not zero. A fully connected layer, also in
     attention, sends a code per element: x >= t, x <= -t, or neither, with t = gamma * mean|x|; `decode` sets the value
-    of a code. gamma is at most 1, because a flat gradient would never reach a larger threshold. threshold=0 is
-    adaptive; any other threshold is fixed, as in MXNet.
+    of a code. gamma is at most 1, because a flat gradient would never reach a larger threshold. With threshold=0 the
+    threshold is adaptive; any other value is a fixed threshold, as in MXNet.
 
-    Bytes: per layer of m elements. Convolution 24 + k (m / F) v + filter numbers (at most F / 8), if the filter axis is
-    0; an embedding at most as much; fully connected 28 + m / 4, or 16 + m with shared_threshold (up to 127 ranks, plus
-    8 control bytes); all other layers together 16 + 4 m.
+    Bytes: per layer of m elements. Convolution: 24 + k (m / F) v + filter numbers (at most F / 8), if the filter axis
+    is 0. Embedding: at most as much. Fully connected: 28 + m / 4, or 16 + m with shared_threshold (up to 127 ranks,
+    plus 8 control bytes). All other layers together: 16 + 4 m.
 
     Raises:
-        OptionError: options that contradict each other.
+        OptionError: options contradict each other.
     """
 
     combine: ClassVar[Literal["max", "mean"]] = "mean"
@@ -88,7 +88,10 @@ class Hylo(SharedScale):
         if self.threshold and self.gamma != 1:
             raise OptionError("hylo: gamma has no effect with a fixed threshold; leave one of them out")
         if self.shared_threshold and self.decode == "mean_selected":
-            raise OptionError("hylo: decode=mean_selected differs between ranks; leave it out of shared_threshold=true")
+            raise OptionError(
+                "hylo: decode=mean_selected gives each rank its own value, which shared_threshold=true does not allow; "
+                "leave out one of them"
+            )
 
     @functools.cached_property
     @override
@@ -157,17 +160,17 @@ class Hylo(SharedScale):
         return each_layer(encode, gradients, residual, left, layers, screen=screen)
 
     def contraction_bound(self, layer: Layer) -> float:
-        """Return 1 minus the smallest share of |x|^2 that is sent.
+        """Return 1 minus a lower bound of the share of |x|^2 that is sent.
 
-        Convolutions: for k of F filters with f elements each, the share is k / F by l2 norm or at random. By l1 norm it
-        is k / (k + (F - k) f): a filter that is sent holds at least 1 / f of the square of its l1 norm, and one that is
-        not sent at most that square. It is 0 with importance=taylor, because weights may be zero, and with `max_age`,
-        because old filters may take all places.
+        Convolutions: for k of F filters with f elements each, this share is k / F by l2 norm or at random. By l1 norm
+        it is k / (k + (F - k) f), because a filter that is sent holds at least 1 / f of the square of its l1 norm, and
+        a filter that is not sent holds at most that square. It is 0 with importance=taylor, because weights may be
+        zero, and with `max_age`, because old filters may take all places.
 
         Fully connected layers: for m codes the share is gamma / m. A coded element gains at least t |x|, the largest
-        element is coded, and gamma |x|_1 max|x| / m >= gamma |x|^2 / m. It is half of that if t is rounded down to a
-        power of two; decoding to the mean is no worse than decoding to t. It is 0 for a fixed or shared threshold,
-        which no element may reach.
+        element is coded, and gamma |x|_1 max|x| / m >= gamma |x|^2 / m. The share is half of that if t is rounded down
+        to a power of two. Decoding to the mean is no worse than decoding to t. The share is 0 for a fixed or shared
+        threshold, because it may be that no element reaches it.
         """
         if layer.filter_axis is None:
             if self.threshold or self.shared_threshold:
@@ -186,7 +189,7 @@ class Hylo(SharedScale):
         if self.kind_for(layer) is Dense:
             return HEADER_BYTES + dtype.itemsize * layer.numel
         if layer.kind == "embedding":
-            return None  # as many of the k rows as are not zero
+            return None  # it depends on how many of the k rows are not zero
         rows, row_numel = _rows_per_filter(layer)
         return RowSparse.packed_nbytes(layer.numel, row_numel, rows * self._num_filters_kept(layer), dtype)
 
@@ -195,7 +198,7 @@ class Hylo(SharedScale):
         return self.shared_threshold and layer.filter_axis is None
 
     def local_scale(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the threshold for `x`, fp32 [1]: gamma * mean|x|, at most max|x| (a rounded mean may exceed it)."""
+        """Return the threshold for `x`, fp32 [1]: gamma * mean|x|, but at most max|x|, which rounding could exceed."""
         if self.threshold:
             return x.new_full((1,), self.threshold)
         return self._adaptive(x, *magnitudes_and_largest(x))
@@ -208,7 +211,7 @@ class Hylo(SharedScale):
         return torch.where(scale > 0, scale / (2 * mantissa), scale)
 
     def _adaptive(self, x: torch.Tensor, total: float, largest: float) -> torch.Tensor:
-        # the threshold for `x`, given the sum and the maximum of its magnitudes
+        # the threshold for `x`; `total` and `largest` are the sum and the maximum of its magnitudes
         return x.new_tensor([total / x.numel() * self.gamma]).clamp_(max=largest)
 
     def _encode_codes(self, x: torch.Tensor, threshold: torch.Tensor) -> Payload:
@@ -236,9 +239,9 @@ class Hylo(SharedScale):
         return RowSparse(x.numel(), rows, to_value_dtype(x.view(-1, row_numel)[rows], dtype, step.world_size))
 
     def _choose_filters(self, x: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
-        """Return the ascending numbers of the filters to send; record for how many steps the others have waited.
+        """Return the ascending numbers of the filters to send; record for how many steps the other filters have waited.
 
-        Of equal scores, the filter with the lower number is sent.
+        Of filters with equal scores, those with lower numbers are sent.
         """
         scores, k = self._scores(x, layer, step), self._num_filters_kept(layer)
         is_zero = torch.zeros_like(scores, dtype=torch.bool)
@@ -250,7 +253,7 @@ class Hylo(SharedScale):
         ages = step.memory.get("ages", layer.id)
         ages = torch.zeros_like(scores) if ages is None else ages.to(scores.device)
         waited = (ages >= self.max_age) & ~is_zero
-        # If too many wait, the oldest filters first; otherwise some might never be sent.
+        # If more filters wait than can be sent, send the oldest of them, because others might never be sent.
         too_many = int(waited.sum()) > k
         chosen = top_k(torch.where(waited, ages, 0.0) if too_many else torch.where(waited, torch.inf, scores), k)
         step.memory.propose("ages", layer.id, (ages + 1).index_fill_(0, chosen, 0))
@@ -278,9 +281,10 @@ def _num_filters(layer: Layer) -> int:
 
 
 def _rows_per_filter(layer: Layer) -> tuple[int, int]:
-    """Return the number of contiguous pieces of memory per filter (or row of an embedding), and their length.
+    """Return the number of contiguous pieces of memory (rows) per filter or embedding row, and the length of a piece.
 
-    A filter is one row of a weight [filters, ...], and one row per input of a transposed weight [inputs, filters, ...].
+    A filter is one row of a weight [filters, ...]. In a transposed weight [inputs, filters, ...], it is one row per
+    input.
     """
     rows = math.prod(layer.shape[: layer.filter_axis])
     return rows, layer.numel // (rows * _num_filters(layer))

@@ -1,9 +1,9 @@
-"""The arguments of a compressor: a layer, the current step, and the tensors kept from step to step.
+"""The arguments of a compressor: a layer, the current step, and the tensors kept between steps.
 
-Random numbers for compressors follow from a key: `seed_for` makes the key from the seed of the run, step, layer and, if
-ranks must differ, rank. `collectives/payloads/codec/philox.py` makes the numbers from the key, the same on every device
-and in any order. PyTorch's global generator is not used, so that data augmentation and dropout are the same with and
-without compression.
+Random numbers of compressors depend only on a key. `seed_for` computes the key from the run's seed, the step, the layer
+and, if ranks must differ, the rank. `collectives/payloads/codec/philox.py` computes the numbers from the key; they are
+the same on every device and in any order. PyTorch's global generator is not used, so that data augmentation and dropout
+are the same with and without compression.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Tensors = dict[int, torch.Tensor]  # by layer id, of any shape
 
 @dataclasses.dataclass(eq=False)
 class BufferPool:
-    """Reuse memory from step to step: touching new pages costs more than copying into old ones.
+    """Buffers that are reused in later steps, because touching new memory pages costs more than copying into old ones.
 
-    A buffer that is not released by the end of a step may still be in use, and is not reused.
+    A buffer that is not released by the end of a step may still be in use, so it is not reused.
     """
 
     _free: dict[Key, torch.Tensor] = dataclasses.field(default_factory=dict)
@@ -38,7 +38,7 @@ class BufferPool:
     _scratch: torch.Tensor | None = None
 
     def acquire(self, layers: Sequence[Layer], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return an uninitialised tensor, [numel of all layers], with room for the header of a `Dense` payload."""
+        """Return an uninitialised tensor, [numel of all layers], with room in front for a `Dense` payload's header."""
         key, numel = tuple([layer.id for layer in layers]), sum([layer.numel for layer in layers])
         buffer = self._free.pop(key, None)
         if buffer is None or buffer.numel() != numel or buffer.dtype != dtype:
@@ -47,20 +47,20 @@ class BufferPool:
         return buffer
 
     def release(self, keys: Iterable[Key]) -> None:
-        """Mark the buffers of these layers, given by their ids, as free, for use from the next step on."""
+        """Mark the buffers for these keys (the ids of the layers in a buffer) as free from the next step on."""
         for key in keys:
             if (buffer := self._lent.pop(key, None)) is not None:
                 self._returned[key] = buffer
 
     def scratch(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return an uninitialised tensor, [numel], for use until the next call."""
+        """Return an uninitialised tensor, [numel], which is valid until the next call of this method."""
         old = self._scratch
         if old is None or old.numel() < numel or (old.dtype, old.device) != (dtype, device):
             old = self._scratch = torch.empty(numel, dtype=dtype, device=device)
         return old[:numel]
 
     def end_step(self) -> None:
-        """Keep the released buffers; drop those of layers that are no longer together, and those not released."""
+        """Keep the buffers that were released in this step, and drop all other buffers."""
         self._free, self._lent, self._returned = self._returned, {}, {}
 
     @property
@@ -72,12 +72,12 @@ class BufferPool:
 
 @dataclasses.dataclass(eq=False)
 class Memory:
-    """Keep a compressor's state from step to step: named tensors per layer, such as thresholds or warm starts.
+    """A compressor's state between steps: named tensors per layer, such as thresholds or warm starts.
 
-    New tensors are proposed during a step, and accepted only if the step succeeds on all ranks.
+    During a step, new tensors are only proposed; `commit` makes them current if the step succeeds on all ranks.
 
     Attributes:
-        scales: the scales that all ranks agreed on in this step, by layer id; not part of the saved state.
+        scales: the scales on which all ranks agreed in this step, by layer id; not part of the saved state.
         buffers: memory for messages; not part of the saved state.
     """
 
@@ -88,14 +88,14 @@ class Memory:
     _derived: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def get(self, name: str, layer_id: int) -> torch.Tensor | None:
-        """Return the tensor of this name for a layer, as of the last `commit`, or None if there is none yet.
+        """Return a layer's tensor of this name as of the last `commit`; None if there is none yet.
 
         The caller must not change the tensor.
         """
         return self.by_layer(name).get(layer_id)
 
     def propose(self, name: str, layer_id: int, tensor: torch.Tensor) -> None:
-        """Make `tensor` the layer's tensor of this name at the next `commit`. Do not change it afterwards."""
+        """Make `tensor` the layer's tensor of this name at the next `commit`. The caller must not change it later."""
         self._proposed.setdefault(name, {})[layer_id] = tensor
 
     def by_layer(self, name: str) -> Tensors:
@@ -105,32 +105,32 @@ class Memory:
     def derived(self, name: str, make: Callable[[], T]) -> T:
         """Return `make()`, or the result of an earlier call with this name since the last `commit`.
 
-        `make` must not depend on proposed tensors.
+        `make` must not use tensors that are only proposed.
         """
         if name not in self._derived:
             self._derived[name] = make()
         return cast(T, self._derived[name])
 
     def commit(self) -> None:
-        """Accept the tensors that were proposed since the last `commit` or `drop`: `get` returns them from now on."""
+        """Make the tensors proposed since the last `commit` or `drop` current: `get` returns them from now on."""
         for name, tensors in self._proposed.items():
             self._accepted.setdefault(name, {}).update(tensors)
         self._proposed, self._derived = {}, {}
         self.buffers.end_step()
 
     def drop(self) -> None:
-        """Discard the tensors that were proposed since the last `commit`; accepted tensors stay unchanged."""
+        """Discard the tensors that were proposed since the last `commit`; the current tensors stay unchanged."""
         self._proposed = {}
         self.buffers.end_step()
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all accepted and proposed tensors."""
+        """Return the bytes of all current and proposed tensors."""
         named = [*self._accepted.values(), *self._proposed.values()]
         return memory_nbytes(tensor for tensors in named for tensor in tensors.values())
 
     def state_dict(self) -> dict[str, Tensors]:
-        """Return copies of the accepted tensors, by name and layer id."""
+        """Return copies of the current tensors, by name and layer id."""
         return {name: copies(tensors) for name, tensors in self._accepted.items()}
 
     def load_state_dict(self, state: dict[str, Tensors]) -> None:
@@ -140,13 +140,13 @@ class Memory:
 
 
 def memory_nbytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the bytes of the memory that holds these tensors; memory that several of them share counts once."""
+    """Return the bytes of the memory that holds these tensors; memory that several tensors share counts once."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def copies(tensors: Tensors) -> Tensors:
-    """Return clones of the tensors."""
+    """Return clones of the tensors, by layer id."""
     return {layer_id: tensor.clone() for layer_id, tensor in tensors.items()}
 
 
@@ -163,9 +163,9 @@ class Layer:
         shape: the parameter's shape.
         kind: the parameter's role in the network.
         numel: number of elements.
-        filter_axis: axis that counts the filters of a convolution (0, or 1 when transposed) or the rows of an embedding
-            (0); None for other kinds.
-        position: from 0 for the first module of the model to 1 for the last; a module's parameters share it.
+        filter_axis: for a convolution, the axis of its filters (0, or 1 if transposed); for an embedding, the axis of
+            its rows (0); None for other kinds.
+        position: from 0 for the first module of the model to 1 for the last; the same for all parameters of a module.
         weight: the parameter itself, read only; None if only shapes are known.
     """
 
@@ -184,13 +184,13 @@ class Step:
     """The current training step.
 
     Attributes:
-        index: optimizer step, from 0.
-        epoch: number of finished epochs; None if it is not known, and then warm-up epochs are skipped.
-        rank: this rank in the group that averages gradients.
-        world_size: size of that group.
+        index: index of the optimizer step, from 0.
+        epoch: number of finished epochs; None if it is not known, in which case warm-up epochs are skipped.
+        rank: number of this rank in the group that averages gradients.
+        world_size: number of ranks in that group.
         seed: seed of the run, from which the compressors' random numbers derive.
-        warmup: True if compressors may send more in a warm-up; False if they send as little as later.
-        memory: the compressor's state on this rank; empty if the compressor keeps none.
+        warmup: True if compressors may send more entries during a warm-up; False if they send as few as after it.
+        memory: the compressor's state on this rank; empty if the compressor keeps no state.
     """
 
     index: int
@@ -203,9 +203,9 @@ class Step:
 
 
 def seed_for(layer: Layer, step: Step, *, per_rank: bool) -> int:
-    """Return a 63-bit seed for random numbers; it differs between layers, steps and (with `per_rank`) ranks.
+    """Return a 63-bit seed for random numbers, which differs between layers, steps and (if `per_rank`) ranks.
 
-    It is the same on all machines.
+    The seed is the same on all machines.
     """
     fields = struct.pack("<QQQQ", step.seed % 2**64, step.index, layer.id, step.rank + 1 if per_rank else 0)
     return int.from_bytes(hashlib.blake2b(fields, digest_size=8).digest(), "little") >> 1
@@ -222,8 +222,8 @@ def end_to_end(layers: Sequence[Layer]) -> Layer:
 def layers_of(model: nn.Module) -> list[Layer]:
     """Return the model's trainable parameters, in `model.named_parameters()` order.
 
-    A shared parameter counts once, with the kind that its first module gives it. The matrices inside a module whose
-    class, or a base of it, has a name that ends in "Attention" are of kind "attention".
+    A parameter that several modules share counts once, with the kind that the first module gives it. A matrix inside an
+    attention module has kind "attention"; the name of such a module's class, or of a base class, ends in "Attention".
     """
     owner: dict[int, tuple[nn.Module, str]] = {}
     in_attention: set[int] = set()
@@ -259,7 +259,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
 
 
 def sparse_gradients(model: nn.Module) -> str | None:
-    """Return why a model's gradients cannot be exchanged if an embedding makes sparse ones; None if none does."""
+    """Return why a model's gradients cannot be exchanged, if an embedding makes sparse gradients; otherwise None."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
             embedding = f"Embedding {name}".strip()
@@ -271,9 +271,10 @@ def sparse_gradients(model: nn.Module) -> str | None:
 
 
 def without_gradient(layers: Sequence[Layer]) -> str | None:
-    """Return why DDP cannot sum gradients if backward gave some layers none; None if all have one.
+    """Return why DDP cannot sum gradients, if backward gave some layers no gradient; None if all layers have one.
 
-    DDP waits for these, so it leaves others out of its sums, and says so only in the next forward, without names.
+    DDP waits for the missing gradients, so it also leaves others out of its sums. DDP itself reports this only in the
+    next forward, without the layers' names.
     """
     names = [layer.name for layer in layers if layer.weight is not None and layer.weight.grad is None]
     if not names:

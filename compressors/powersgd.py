@@ -1,11 +1,11 @@
-"""PowerSGD: sends every matrix as a product of two thin ones, found by one step of power iteration.
+"""PowerSGD: sends every matrix as a product of two thin matrices, found by one step of power iteration.
 
-Source: Vogels, Karimireddy, Jaggi 2019 (arXiv:1905.13727), algorithms 1 and 2; the residual is the compensated
-gradient minus the common reconstruction, as in the paper's code and in PyTorch's hook.
+Source: Vogels, Karimireddy, Jaggi 2019 (arXiv:1905.13727), algorithms 1 and 2; the residual is the gradient (with the
+old residual) minus the common reconstruction, as in the paper's code and in PyTorch's hook.
 Differs: state belongs to parameters, not to buckets, so DDP may change its buckets; matrices of the same shape are
 orthogonalised as a batch. Factors are stored as rows, so that products read the gradient along its rows. Every matrix
 is factored, also embeddings and attention matrices, as in the paper's language model; an embedding's rows of zeros cost
-as much as others.
+as much as its other rows.
 """
 
 import dataclasses
@@ -30,13 +30,13 @@ Factor = Literal["last_p", "last_q"]
 class PowerSgd(MultiRound):
     """PowerSGD: sends a gradient [n, m] as P [n, r] and Q [m, r], where r is `rank`.
 
-    A bucket takes two messages: all P and the layers that are not compressed, then all Q. Both are plain sums, so any
-    collective can carry them. `alternate` sends P at even steps and Q at odd ones, each computed from the other factor
-    of the step before: one message, half the bytes and one product less, but the factors follow the gradient half as
-    fast.
+    A bucket takes two messages: all P and the layers that are not compressed, then all Q. Both messages are plain sums,
+    so any collective can carry them. With `alternate`, P is sent in even steps and Q in odd steps, and each is computed
+    from the other factor of the previous step. This takes one message, half the bytes and one product less, but the
+    factors follow the gradient half as fast.
 
-    Bytes: 16 + 4 (sum of r n + elements not compressed) + 16 + 4 (sum of r m) for a bucket; the second message only
-    if something is compressed. With `alternate` there is one message, with one of the two factors.
+    Bytes: 16 + 4 (sum of r n + elements not compressed) + 16 + 4 (sum of r m) for a bucket; the second message is sent
+    only if something is compressed. With `alternate` there is one message, with one of the two factors.
 
     Raises:
         OptionError: alternate=true with warm_start=false.
@@ -70,12 +70,12 @@ class PowerSgd(MultiRound):
         return sent_per_step * self.min_compression_rate >= layer.numel
 
     def contraction_bound(self, layer: Layer) -> float:
-        """Return 1 - r / min(n, m), in expectation, for a random Q; 1 with warm_start.
+        """Return 1 - r / min(n, m), in expectation, for a random Q; return 1 if `warm_start` is True.
 
         With warm_start, a gradient may be orthogonal to the last Q. For a random Q: P P^T X is the best approximation
-        of X by columns of X Q, so it loses no more than X Q Q^T, which keeps |X Q|^2 for an orthonormal Q. That is
-        r / m of |X|^2 on average, or r / n if X has fewer rows than columns, because only the part of Q in the row
-        space of X counts.
+        of X by columns of X Q, so it loses no more than X Q Q^T, which keeps |X Q|^2 for an orthonormal Q. On average,
+        |X Q|^2 is r / m of |X|^2, or r / n of it if X has fewer rows than columns, because only the part of Q in the
+        row space of X counts.
         """
         return 1.0 if self.warm_start else 1 - self._rank_of(layer) / min(matrix_shape(layer))
 
@@ -100,7 +100,7 @@ class PowerSgd(MultiRound):
         average: Average,
         updates: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
-        # All P and the rest, then all Q; with `alternate`, only this step's factor and the rest.
+        # Average all P and the rest, then all Q; with `alternate`, only this step's factor and the rest.
         batches = _by_shape(compressed, updates)
         known: Factor = "last_p" if self.alternate and step.index % 2 else "last_q"
         # the factors to start from, as rows: fp32 [num, r, n or m]
@@ -138,9 +138,9 @@ class PowerSgd(MultiRound):
         return self._rank_of(layer) * sum(matrix_shape(layer))
 
     def _start(self, layer: Layer, step: Step, device: torch.device, factor: Factor = "last_q") -> torch.Tensor:
-        """Return the last step's factor, or random numbers in [-1, 1) that all ranks share: fp32 [n or m, r].
+        """Return the last step's factor, or random numbers in [-1, 1) that are equal on all ranks: fp32 [n or m, r].
 
-        A column of zeros would stay zero, so it is replaced with random numbers.
+        A column of zeros in the last factor would stay zero, so it is replaced with random numbers.
         """
         last = step.memory.get(factor, layer.id) if self.warm_start else None
         if last is not None and last.any(0).all():
@@ -155,7 +155,7 @@ class PowerSgd(MultiRound):
 
 
 def matrix_shape(layer: Layer) -> tuple[int, int]:
-    """Return the shape (n, m) of a weight as a matrix: its first axis, and all others together."""
+    """Return the shape (n, m) of a weight seen as a matrix: n is its first axis, m the product of all other axes."""
     return layer.shape[0], layer.numel // layer.shape[0]
 
 
@@ -174,12 +174,12 @@ class _SameShape:
     updates: list[torch.Tensor]
 
     def times(self, rows: torch.Tensor, factor: Factor) -> torch.Tensor:
-        """Return the other factor of every matrix: Q, as rows [num, r, m], from P, as rows [num, r, n], or P from Q.
+        """Compute the other factor of every matrix: from P, [num, r, n], return Q, [num, r, m]; or P from Q.
 
         A GPU multiplies all matrices as a batch; on a CPU, stacking them would cost as much as the products.
 
         Args:
-            rows: the given factors.
+            rows: the given factors, stored as rows.
             factor: "last_p" if `rows` are P, "last_q" if they are Q.
         """
         xs = self.xs if factor == "last_p" else [x.mT for x in self.xs]
@@ -200,13 +200,13 @@ def _by_shape(compressed: Given, updates: Sequence[torch.Tensor]) -> list[_SameS
 
 
 def _orthonormal(rows: torch.Tensor) -> torch.Tensor:
-    # rows that span the same spaces, [num, r, length], contiguous
+    # orthonormal rows that span the same spaces, [num, r, length], contiguous
     columns: torch.Tensor = torch.linalg.qr(rows.mT).Q
     return columns.mT.contiguous()
 
 
 def _averaged(tensors: list[torch.Tensor], average: Average) -> list[torch.Tensor]:
-    # the means over ranks, sent as one message, or as none if there are no tensors
+    # the means over ranks, which take one message, or no message if there are no tensors
     if not tensors:
         return []
     parts = torch.split(average(torch.cat([t.reshape(-1) for t in tensors])), [t.numel() for t in tensors])

@@ -1,4 +1,4 @@
-"""Quantisers: `qsgd`, `natural` and `int8` with a scale per block, `terngrad` with one that ranks can share."""
+"""Quantisers: `qsgd`, `natural` and `int8` with a scale per block, `terngrad` with a scale that ranks can share."""
 
 import abc
 import dataclasses
@@ -36,10 +36,11 @@ BlockNumel = Annotated[int, Ge(8), Le(1 << 20), Doc("elements per scale")]
 
 
 def shrinkage(variance_bound: float, *, error_feedback: bool) -> float:
-    """Return the factor of all scales of a quantiser that rounds at random, without bias.
+    """Return the factor by which a quantiser that rounds at random, without bias, multiplies all its scales.
 
-    Error feedback needs a contraction. An unbiased quantiser with E|Q(x) - x|^2 <= w |x|^2 is none, but Q(x) / (1 + w)
-    is one (Karimireddy et al. 2019, arXiv:1901.09847, remark 7; scaling: Horvath et al. 2019, arXiv:1905.10988).
+    Error feedback needs a contraction. An unbiased quantiser Q with E|Q(x) - x|^2 <= w |x|^2 is not a contraction, but
+    Q(x) / (1 + w) is (Karimireddy et al. 2019, arXiv:1901.09847, remark 7; scaling: Horvath et al. 2019,
+    arXiv:1905.10988).
     """
     return 1 / (1 + variance_bound) if error_feedback else 1.0
 
@@ -54,7 +55,7 @@ class Qsgd(PartsEncoder, name="qsgd"):
     """QSGD: rounds every element at random, without bias, to one of a few levels of its block's norm.
 
     Source: Alistarh et al. 2017 (arXiv:1610.02132), section 3.1, with buckets as in section 4.
-    Differs: levels have a fixed width instead of Elias codes, which are about as short as 4 bits per level.
+    Differs: levels have a fixed width, not Elias codes, which are about as long as 4 bits per level.
 
     value = norm * level / s, with s = 2^(bits-1) - 1 levels per sign; the expectation of a level is s |x| / norm.
 
@@ -70,9 +71,9 @@ class Qsgd(PartsEncoder, name="qsgd"):
 
     @property
     def variance_bound(self) -> float:
-        """Return the w in E|Q(x) - x|^2 <= w |x|^2: min(n / (4 s^2), sqrt(n) / s) for blocks of n elements, s levels.
+        """Return w in E|Q(x) - x|^2 <= w |x|^2: min(n / (4 s^2), sqrt(n) / s) for blocks of n elements and s levels.
 
-        The variance of a level is at most 1/4, and at most its expectation.
+        This holds because the variance of a level is at most 1/4, and at most the level's expectation.
         """
         num_levels = num_magnitudes(self.bits)
         return min(self.block_numel / (4 * num_levels**2), math.sqrt(self.block_numel) / num_levels)
@@ -105,11 +106,11 @@ class Natural(PartsEncoder, name="natural"):
     """Natural compression: rounds every element at random, without bias, to one of the nearest powers of two.
 
     Source: Horvath et al. 2019 (arXiv:1905.10988), section 2.
-    Differs: exponents are relative to the block's largest, so that 8 bits hold sign and exponent (the paper needs 9);
-    elements below the smallest power are rounded at random to it or to zero, still without bias.
+    Differs: exponents are relative to the block's largest, so that 8 bits hold sign and exponent (the paper needs 9).
+    Elements below the smallest power are rounded at random to this power or to zero, still without bias.
 
-    A code is a sign and an exponent. The scale of a block is the smallest power of two at or above its largest
-    magnitude.
+    A code is a sign and an exponent. The scale of a block is the smallest power of two that is not below the block's
+    largest magnitude.
 
     Bytes: 24 + 4 ceil(m / block_numel) + ceil(m bits / 8) for a bucket of m elements; 24 if all are zero.
     """
@@ -122,7 +123,10 @@ class Natural(PartsEncoder, name="natural"):
 
     @property
     def variance_bound(self) -> float:
-        """Return 1/8 from rounding between powers, plus 2 sqrt(n) times the smallest power from elements below it."""
+        """Return w in E|Q(x) - x|^2 <= w |x|^2: 1/8 plus 2 sqrt(n) times the smallest power, for blocks of n elements.
+
+        Rounding between two powers adds at most 1/8; elements below the smallest power add the second term.
+        """
         return 1 / 8 + 2 * math.sqrt(self.block_numel) * 2.0 ** (1 - num_magnitudes(self.bits))
 
     @override
@@ -183,7 +187,7 @@ class Int8(PartsEncoder, name="int8"):
 
     @override
     def contraction_bound(self, layer: Layer) -> float:
-        # An element's error is at most half a level; with random rounding, its root mean square is.
+        # An element's error is at most half a level; with random rounding, this bounds the root of its mean square.
         return min(self.block_numel, layer.numel) / (4 * INT8_LEVELS**2)
 
     @override
@@ -193,10 +197,10 @@ class Int8(PartsEncoder, name="int8"):
 
 @dataclasses.dataclass(kw_only=True)
 class SharedScale(PerLayer):
-    """Base of the methods that can send integer levels with one scale per layer for all ranks.
+    """Base of the methods that can send integer levels, with one scale per layer that all ranks share.
 
     Attributes:
-        combine: the operation that makes the shared scale from the scales of all ranks.
+        combine: the operation that computes the shared scale from the scales of all ranks.
     """
 
     averages: ClassVar[bool] = False
@@ -212,7 +216,7 @@ class SharedScale(PerLayer):
         return Dense if self.shares_scale(layer) else Codes
 
     def shares_scale(self, layer: Layer) -> bool:
-        """Return True if this layer is sent as levels with a shared scale; by default if any layer is."""
+        """Return True if this layer is sent as levels with a shared scale; by default the same for all layers."""
         return self.traits.needs_all_ranks
 
     @abc.abstractmethod
@@ -220,18 +224,18 @@ class SharedScale(PerLayer):
         """Return this rank's scale for `x`, fp32 [1]; 0 if there is nothing to send."""
 
     def rounded_scale(self, scale: torch.Tensor) -> torch.Tensor:
-        """Return scales that all ranks share, fp32 of any shape, rounded as the method needs; by default unchanged."""
+        """Return the shared scales, fp32 of any shape, rounded as the method needs; by default unchanged."""
         return scale
 
     def agree(self, given: Given, step: Step, transport: Transport) -> None:
         """Agree with the other ranks on the scales for `encode`, and write the scales to `step.memory.scales`.
 
-        Every rank must call this method, before it encodes, if `traits.needs_all_ranks`.
+        If `traits.needs_all_ranks`, every rank must call this method before it encodes.
 
         Args:
-            given: the layers and tensors that `encode` will get.
+            given: the layers and tensors that will be passed to `encode`.
             step: the current step.
-            transport: connection to the other ranks.
+            transport: connects the ranks.
         """
         own = {layer.id: float(self.local_scale(x)) for layer, x in given if self.shares_scale(layer)}
         if not own:
@@ -263,22 +267,22 @@ class TernGrad(SharedScale, name="terngrad"):
 
     Source: Wen et al. 2017 (arXiv:1705.07878), equations 2 to 4; clipping: section 3.3; a scale shared by all ranks:
     section 3.4.
-    Differs: sigma is the root mean square, that is, the standard deviation around 0 (with that around the mean, a flat
-    gradient would be clipped to nothing). With error feedback, the values sent are smaller than s, by a factor that
-    depends on the variance of the rounding, so that the method is a contraction.
+    Differs: sigma is the root mean square, that is, the standard deviation around 0. With the standard deviation around
+    the mean, a flat gradient would be clipped to nothing. With error feedback, the values sent are smaller than s, by a
+    factor that depends on the variance of the rounding, so that the method is a contraction.
 
-    An element becomes s or -s, by its sign, with probability |x| / s, else 0; this is unbiased for elements that are
-    not clipped.
+    An element x becomes s or -s, according to its sign, with probability |x| / s, and otherwise 0; this is unbiased for
+    elements that are not clipped.
 
-    Bytes: 28 + ceil(m / 4) per layer of m elements, 24 for zeros; with shared_scale 16 + m (up to 127 ranks), plus 8
-    control bytes.
+    Bytes: 28 + ceil(m / 4) per layer of m elements, 24 for a layer of zeros; with shared_scale 16 + m (up to 127
+    ranks), plus 8 control bytes.
 
     Raises:
-        OptionError: both shared_scale and error_feedback.
+        OptionError: both shared_scale and error_feedback are true.
     """
 
     sends: ClassVar[type[Payload]] = Codes
-    biased: ClassVar[bool] = True  # by clipping; the rounding is unbiased
+    biased: ClassVar[bool] = True  # because of clipping; the rounding is unbiased
     combine: ClassVar[Literal["max", "mean"]] = "max"
 
     clip_sigmas: Annotated[PositiveOrZero, Doc("clip at this multiple of the layer's root mean square; 0: do not")] = (
@@ -312,7 +316,7 @@ class TernGrad(SharedScale, name="terngrad"):
             return Dense(levels.to(level_dtype(step.world_size)))
         scale = min(limit, largest)
         codes = random_ternary(x, scale, key, CODES, limit=limit)
-        if self.error_feedback and scale > 0:  # the expectation times 1 / (1 + variance)
+        if self.error_feedback and scale > 0:  # multiplied by 1 / (1 + variance)
             scale = sum_of_squares(x, limit) / sum_of_magnitudes(x, limit)
         return Codes(x.numel(), "ternary", CODES, codes, x.new_tensor([scale]))
 
@@ -335,13 +339,14 @@ class TernGrad(SharedScale, name="terngrad"):
         return batches.random_ternary_of_layers(gradients, self.clip_sigmas, keys)
 
     def contraction_bound(self, layer: Layer) -> float | None:
-        """Return the bound of the expected error: without clipping w - 1, or 1 - 1 / w with error feedback.
+        """Return a bound of the expected error: without clipping w - 1, or 1 - 1 / w with error feedback.
 
         It follows from s |x|_1 <= w |x|^2 with w = (sqrt(m) + 1) / 2. With clipping, let y be x clipped at k root mean
-        squares, and u = |y| / |x|. Clipping loses at most |x|^2 - |y|^2, and rounding loses s |y|_1 - |y|^2, where
-        s |y|_1 is at most w |y|^2 and at most k |x| |y|. So together they lose at most 1 + (w - 2) u^2 and at most
-        1 + k u - 2 u^2 of |x|^2. With error feedback at least (x, y) / w is gained, where (x, y) is at least
-        min(1, k / sqrt(m)) |x|^2. A shared scale has no bound, because another rank's scale may be arbitrarily larger.
+        squares, and u = |y| / |x|. Clipping loses at most |x|^2 - |y|^2. Rounding loses s |y|_1 - |y|^2, where s |y|_1
+        is at most w |y|^2 and at most k |x| |y|. So together they lose at most 1 + (w - 2) u^2, and at most
+        1 + k u - 2 u^2, of |x|^2. With error feedback at least (x, y) / w is gained, where (x, y) is at least
+        min(1, k / sqrt(m)) |x|^2. With a shared scale, return None: there is no bound, because another rank's scale may
+        be arbitrarily larger.
         """
         if self.shared_scale:
             return None
@@ -359,7 +364,7 @@ class TernGrad(SharedScale, name="terngrad"):
         return HEADER_BYTES + layer.numel if self.shared_scale else Codes.packed_nbytes(layer.numel, 2)
 
     def _limit_and_largest(self, x: torch.Tensor) -> tuple[float, float]:
-        # the magnitude at which `x` is clipped and its largest magnitude, both exact in fp32
+        # the magnitude at which `x` is clipped, and the largest magnitude of `x`; both exact in fp32
         squares, largest = squares_and_largest(x)
         limit = torch.tensor(self.clip_sigmas * math.sqrt(squares / x.numel()), dtype=torch.float32)
         return float(limit) if self.clip_sigmas else math.inf, largest

@@ -35,14 +35,14 @@ def send_drawn(
     world_size: int,
     values: torch.Tensor,
 ) -> torch.Tensor:
-    """Select entries of x = gradient + residual at random positions; return the positions, int64 [count], ascending.
+    """Send entries of x = gradient + residual at random positions; return the positions, int64 [count], ascending.
 
     All tensors lie on the CPU.
 
     Args:
         gradient: fp32 [numel], contiguous.
         residual: fp32 [numel].
-        left: fp32 [numel], overwritten with x minus the values; shares no memory with the others.
+        left: fp32 [numel], overwritten with x minus the sent values; must not share memory with the other tensors.
         seed: seed of the positions, 0..2^64 - 1.
         world_size: number of ranks over which the values are summed; fp16 values are limited so that no sum overflows.
         values: [count], contiguous, overwritten with the selected entries; fp32, fp16 or bf16.
@@ -69,12 +69,12 @@ class RandomK(Sparsifier):
     At every step, k = ratio * m positions are drawn without replacement per layer of m elements.
 
     With error feedback the values are sent as they are. Without it, the expectation of the update is k / m times the
-    gradient; scaled=true multiplies by m / k, which makes it unbiased with a variance of m / k - 1.
+    gradient; scaled=true multiplies the values by m / k, so the update is unbiased, with a variance of m / k - 1.
 
     Bytes: 24 + k v per layer, with v bytes per value.
 
     Raises:
-        OptionError: both scaled and error_feedback.
+        OptionError: both scaled and error_feedback are true.
     """
 
     sends: ClassVar[type[Payload]] = Seeded
@@ -102,7 +102,7 @@ class RandomK(Sparsifier):
             (
                 self.error_feedback and self.ratio < 0.2 and not self.momentum_correction,
                 f"randomk with ratio={value_text(self.ratio)} sends an element every {round(1 / self.ratio)} steps, "
-                "which momentum can make diverge; use momentum_correction=true or a larger ratio",
+                "so training with momentum can diverge; use momentum_correction=true or a larger ratio",
             ),
         )
         return [note for applies, note in notes if applies]
@@ -140,7 +140,7 @@ class RandomK(Sparsifier):
         return Seeded(x.numel(), seed, values).knowing(positions)
 
     def _seed_and_count(self, layer: Layer, step: Step) -> tuple[int, int]:
-        # of this step's positions, which all ranks share
+        # the seed of this step's positions, which all ranks share, and the number of positions
         return seed_for(layer, step, per_rank=False), self.num_kept(layer, step)
 
     @override

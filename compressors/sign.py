@@ -33,9 +33,9 @@ class Sign(LossyCompressor, name="sign"):
 
     mode=scaled sends mean|x| * sign(x). mode=vote sends sign(x), and the update is the sign of the sum.
 
-    One bit cannot encode 0: zeros are sent as plus, which error feedback corrects. A vote needs a learning rate of a
-    few hundredths of the usual one. It excludes error feedback: an unscaled sign is no contraction, so the residual
-    would diverge.
+    One bit cannot encode 0, so zeros are sent as plus; error feedback corrects this. A vote needs a learning rate of a
+    few hundredths of the usual one. A vote excludes error feedback, because an unscaled sign is no contraction, so the
+    residual would diverge.
 
     Bytes: 28 + ceil(m / 8) per layer of m elements; 24 for a layer of zeros with mode=scaled.
 
@@ -44,7 +44,7 @@ class Sign(LossyCompressor, name="sign"):
     """
 
     sends: ClassVar[type[Payload]] = Codes
-    averages: ClassVar[bool] = False  # a vote does not
+    averages: ClassVar[bool] = False  # because a vote does not
 
     mode: Annotated[Literal["scaled", "vote"], Doc("scaled by the mean magnitude, or a majority vote")] = "scaled"
     error_feedback: ErrorFeedback = True
@@ -59,7 +59,7 @@ class Sign(LossyCompressor, name="sign"):
     @functools.cached_property
     @override
     def traits(self) -> Traits:
-        # The error of a vote is not in units of the gradient, so it would outweigh new votes.
+        # The error of a vote does not have the scale of the gradient, so it would outweigh new votes.
         return dataclasses.replace(super().traits, feedback_diverges=self.mode == "vote")
 
     @override
@@ -104,7 +104,7 @@ class Sign(LossyCompressor, name="sign"):
 
     @override
     def contraction_bound(self, layer: Layer) -> float | None:
-        # 1 - 1 / m if scaled is the maximum of 1 - |x|_1^2 / (m |x|^2); a vote has no bound for small x.
+        # With mode=scaled, 1 - 1 / m is the maximum of 1 - |x|_1^2 / (m |x|^2); a vote has no bound for small x.
         return 1 - 1 / layer.numel if self.mode == "scaled" else None
 
     @override
@@ -114,16 +114,16 @@ class Sign(LossyCompressor, name="sign"):
 
 @dataclasses.dataclass(kw_only=True)
 class OneBit(LossyCompressor, name="onebit"):
-    """One bit: sends every element as the mean of the layer's positive or of its negative elements.
+    """One bit: sends every element as one of two means: that of the layer's positive or of its negative elements.
 
     Source: Seide et al. 2014 (Interspeech), "1-bit stochastic gradient descent and its application to data-parallel
     distributed training of speech DNNs", section 2.
-    Differs: there are two means per layer, not per column of the weight, which would cost small layers more than their
-    bits.
+    Differs: there are two means per layer, not per column of the weight, because the means of the columns would take
+    more bytes than the bits in small layers.
 
-    The two means have the smallest squared error of any two values for this split. Zeros count as positive.
+    No other two values have a smaller squared error for this split by sign. Zeros count as positive.
 
-    Bytes: 24 + ceil(m / 8) per layer of m elements; 24 for zeros.
+    Bytes: 24 + ceil(m / 8) per layer of m elements; 24 for a layer of zeros.
     """
 
     sends: ClassVar[type[Payload]] = TwoMeans
@@ -164,7 +164,7 @@ class OneBit(LossyCompressor, name="onebit"):
 
     @override
     def contraction_bound(self, layer: Layer) -> float:
-        return 1 - 1 / layer.numel  # the bound for one mean magnitude for both signs; two means are never worse
+        return 1 - 1 / layer.numel  # the bound for a single mean magnitude; two means are never worse
 
     @override
     def expected_nbytes(self, layer: Layer) -> int:
@@ -177,14 +177,14 @@ class TwoBit(LossyCompressor, name="twobit"):
 
     Source: Apache MXNet's two-bit gradient compression (src/kvstore/gradient_compression-inl.h,
     docs/faq/gradient_compression.md).
-    Differs: the message holds the threshold; layers are padded to one byte, not to four; the default threshold is
-    MXNet's 0.5 divided by a batch of 32, because gradients are means over the batch here and sums there.
+    Differs: the message holds the threshold. Layers are padded to one byte, not to four. The default threshold is
+    MXNet's 0.5 divided by a batch of 32, because gradients are means over the batch here, but sums in MXNet.
 
-    An element is sent as +t if x >= t, as -t if x <= -t, else as 0.
+    An element x is sent as +t if x >= t, as -t if x <= -t, and otherwise as 0.
 
-    The threshold is in units of the gradient and must fit it. If it is far too large, nothing is sent for many steps;
-    if it is far too small, the residual grows, because an element moves by at most t per step. `hylo` adapts its
-    threshold by itself.
+    The threshold has the unit of the gradient and must fit it. If the threshold is far too large, nothing is sent for
+    many steps. If it is far too small, the residual grows, because an element moves by at most t per step. `hylo`
+    adapts its threshold by itself.
 
     Bytes: 28 + ceil(m / 4) per layer of m elements.
     """
@@ -230,7 +230,7 @@ class TwoBit(LossyCompressor, name="twobit"):
 
     @override
     def contraction_bound(self, layer: Layer) -> float:
-        return 1.0  # an element that is sent moves by t <= |x| towards 0, and a layer below t sends nothing
+        return 1.0  # an element that is sent moves by t <= |x| towards 0; if all elements are below t, nothing is sent
 
     @override
     def expected_nbytes(self, layer: Layer) -> int:

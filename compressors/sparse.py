@@ -1,7 +1,7 @@
-"""The base of the sparse methods, which are composed of a density, a selection of entries, and a form of values.
+"""The base of the sparse methods, each of which combines a density, a selection of entries, and a form of values.
 
-The density says how many entries are sent (`Density`), the selection which (`select`), and the form in which type or
-code (`compressors/parts/values.py`).
+The density determines how many entries are sent (`Density`), the selection which entries (`select`), and the form in
+which type or code their values are sent (`compressors/parts/values.py`).
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ from compressors.parts.values import CodeForm, FloatForm, ValueForm
 Ratio = Annotated[float, Gt(0), Le(1), Doc("kept entries / entries")]
 WarmupEpochs = Annotated[CountOrZero, Doc("epochs in which the density falls as 0.25^(epoch+1) down to ratio")]
 WarmupSteps = Annotated[
-    CountOrZero, Doc("for loops without epochs, optimizer steps in which the density falls so, in four stages")
+    CountOrZero, Doc("for loops without epochs: optimizer steps in which the density falls like this, in four stages")
 ]
-STAGES = 4  # of a warm-up that is counted in steps
+STAGES = 4  # number of stages of a warm-up that is counted in steps
 
 
 def num_kept(density: float, numel: int) -> int:
@@ -37,12 +37,13 @@ def num_kept(density: float, numel: int) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Density:
-    """The share of the entries to send; in the first epochs, or optimizer steps, it falls to `ratio`.
+    """The share of the entries to send, which falls to `ratio` in the first epochs or optimizer steps.
 
     Attributes:
         ratio: the share after the warm-up, in (0, 1].
         warmup_epochs: number of epochs in which the share is larger.
-        warmup_steps: number of optimizer steps that count as four such epochs; 0 to count epochs.
+        warmup_steps: number of optimizer steps in which the share is larger, in four stages that count as epochs; 0 to
+            count epochs.
     """
 
     ratio: float
@@ -51,7 +52,7 @@ class Density:
 
     @property
     def denser_epochs(self) -> int:
-        """Return the number of first epochs in which more entries are sent than later."""
+        """Return the number of epochs at the start in which more entries are sent than later."""
         return sum(0.25 ** (epoch + 1) > self.ratio for epoch in range(self.warmup_epochs))
 
     def at(self, step: Step) -> float:
@@ -65,7 +66,8 @@ class Density:
 
 
 MomentumCorrection = Annotated[
-    bool, Doc("apply the optimizer's momentum before selection, cleared where sent (the optimizer's own is then off)")
+    bool,
+    Doc("apply momentum before selection, and clear it where an entry is sent; the optimizer's own momentum is off"),
 ]
 
 
@@ -73,8 +75,9 @@ MomentumCorrection = Annotated[
 class Sparsifier(PerLayer):
     """Base of the methods that send some entries and keep the others in the residual.
 
-    A subclass declares those of the options `value_dtype`, `values`, `ratio`, `warmup_epochs`, `warmup_steps` that it
-    has. The entries of largest magnitude are sent; to send others, override `select` and `select_all`.
+    A subclass declares the options that it has out of `value_dtype`, `values`, `ratio`, `warmup_epochs` and
+    `warmup_steps`. By default the entries of largest magnitude are sent; to send other entries, override `select` and
+    `select_all`.
 
     Raises:
         OptionError: momentum_correction without error_feedback, a value_dtype for values that are codes, or two
@@ -89,7 +92,7 @@ class Sparsifier(PerLayer):
     momentum_correction: MomentumCorrection = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Check that a subclass which defines `select` does not inherit a `select_all` that never calls it."""
+        """Check that a subclass that defines `select` does not inherit a `select_all` that never calls `select`."""
         super().__init_subclass__(**kwargs)
         check_is_called(cls, "select", "select_all", Sparsifier.select_each)
 
@@ -115,14 +118,14 @@ class Sparsifier(PerLayer):
 
     @functools.cached_property
     def form(self) -> ValueForm:
-        """Return how values are sent: by default as `values` and `value_dtype` say."""
+        """Return the form in which values are sent; by default, it follows from `values` and `value_dtype`."""
         options = vars(self)
         coding = options.get("values", "floats")
         return FloatForm(options["value_dtype"]) if coding == "floats" else CodeForm(coding)
 
     @functools.cached_property
     def density(self) -> Density:
-        """Return how many entries are sent, as `ratio` and the options of the warm-up say."""
+        """Return the density, which follows from the option `ratio` and the options of the warm-up."""
         options = vars(self)
         names = ("warmup_epochs", "warmup_steps")
         return Density(ratio=options.get("ratio", 1.0), **{name: options.get(name, 0) for name in names})
@@ -137,17 +140,17 @@ class Sparsifier(PerLayer):
         return self.density.at(step)
 
     def num_kept(self, layer: Layer, step: Step) -> int:
-        """Return the number of entries of a layer to send, as its density says."""
+        """Return the number of entries of a layer to send, which follows from the layer's density."""
         return num_kept(self.density_for(layer, step) or 0.0, layer.numel)
 
     @override
     def expected_nbytes(self, layer: Layer) -> int | None:
-        return None  # as many entries as reach a threshold
+        return None  # it depends on how many entries reach a threshold
 
     def select(self, x: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
         """Return the positions of the entries of x, fp32 [layer.numel], to send: int64, ascending.
 
-        By default they are those of the largest magnitudes; of equal ones the first.
+        By default these are the entries of largest magnitude; of equal magnitudes, the first entries are selected.
         """
         return top_k(x, self.num_kept(layer, step))
 
@@ -161,13 +164,14 @@ class Sparsifier(PerLayer):
         *,
         screen: bool,
     ) -> tuple[torch.Tensor, list[int]]:
-        """Write gradients + residual to `left`, and select entries of every layer, as `select` does, in one call.
+        """Write gradients + residual to `left`, and select entries of all layers in one call, as `select` does for one.
 
-        The arguments are those of `encode_bucket`, and lie on a CPU. What is not finite is selected, or `screen` raises
-        the error.
+        The arguments are those of `encode_bucket`, and lie on a CPU. NaN and infinity are selected, unless `screen` is
+        True and raises the error.
 
         Returns:
-            The positions, int64, ascending within each layer and counted from its start; the number of each layer.
+            The positions, int64, ascending within each layer and counted from the layer's start; and the number of
+            positions in each layer.
         """
         ks = [self.num_kept(layer, step) for layer in layers]
         return batches.top_k_of_layers(gradients, residual, left, [layer.numel for layer in layers], ks), ks

@@ -33,16 +33,16 @@ class TopK(Sparsifier, name="topk"):
 
     Source: Aji, Heafield 2017 (arXiv:1704.05021); error feedback: Stich, Cordonnier, Jaggi 2018 (arXiv:1809.07599).
 
-    A layer of m elements sends k = ratio * m entries, rounded half up, at least 1. Of equal magnitudes the first is
-    sent. Entries that are zero on the wire are left out. values=two_magnitudes sends them in 2 bits instead of 16, with
-    a fifth to a half of the squared error of the published code (values=sigma). With error feedback the error stays in
-    the residual. Collectives that cut or add payloads, such as `ring`, send 16 bits per value (sigma, int8: 32);
-    `allgather` sends the codes.
+    A layer of m elements sends k = ratio * m entries, rounded half up, at least 1. Of equal magnitudes, the first are
+    sent. Entries that become zero in the type that is sent are left out. values=two_magnitudes sends a value in 2 bits
+    instead of 16, with a fifth to a half of the squared error of the published code (values=sigma). With error feedback
+    the error stays in the residual. Collectives that cut or add payloads, such as `ring`, send 16 bits per value (32
+    for sigma and int8); `allgather` sends the codes.
 
     Bytes: 16 + min over index codings (k v + indices) per layer, with v bytes per value; at most 16 + m v. Coordinates
     take k i bytes, with i = 1 up to 256 elements, 2 up to 65536, else 4; a bitmap takes m / 8. For codes of b bits:
-    24 + ceil(k b / 8) + indices + 4 per 4096 elements, or per 32 values if fewer lie there (sigma: 16); coordinates
-    take ceil(k ceil(log2 m) / 8).
+    24 + ceil(k b / 8) + indices + 4 per 4096 elements, or per 32 values if 4096 elements have fewer (sigma: 16);
+    coordinates take ceil(k ceil(log2 m) / 8).
     """
 
     sends: ClassVar[type[Payload]] = Sparse
@@ -71,9 +71,9 @@ class Threshold(Sparsifier, name="threshold"):
     Differs: values are sent as they are, not as plus and minus the threshold; the threshold may be relative to the
     layer.
 
-    The threshold is absolute, or a multiple of the layer's largest or root mean square magnitude. With error feedback
-    and fp32 values, no residual exceeds an absolute threshold; 16-bit values add their rounding error. With a relative
-    threshold, the largest entry is sent at every step.
+    The threshold is absolute, or a multiple of the layer's largest magnitude or of its root mean square. With error
+    feedback and fp32 values, no residual exceeds an absolute threshold; 16-bit values add their rounding error. With a
+    relative threshold, the largest entry is sent at every step.
 
     Bytes: 16 + min over index codings (z v + indices) per layer, for z entries of v bytes; at most 16 + m v.
     """
@@ -120,15 +120,15 @@ class Threshold(Sparsifier, name="threshold"):
 
     @override
     def contraction_bound(self, layer: Layer) -> float:
-        # The largest entry always reaches a relative threshold; perhaps none reaches an absolute one.
+        # The largest entry always reaches a relative threshold; it may be that no entry reaches an absolute threshold.
         return self.form.bound_for(0.0 if self.unit == "absolute" else 1 / layer.numel)
 
     def _level(self, unit: float, largest: float) -> float:
-        # at most `largest`: otherwise a flat gradient would never be sent
+        # at most `largest`, because otherwise nothing of a flat gradient would ever be sent
         return min(self.threshold * unit, largest)
 
 
-# If fewer than this share of the k entries reach the threshold, the threshold is multiplied by the same number.
+# If fewer than this share of the k entries reach the threshold, the threshold is multiplied by this number.
 LOWER_BOUND = 0.8
 MAX_ROUNDS = 10
 MIN_SAMPLED = 10  # a sample should hold at least this many entries above the threshold
@@ -142,9 +142,9 @@ class Dgc(Sparsifier, name="dgc"):
     code (synxlin/deep-gradient-compression, dgc/compression.py).
     Differs: if too many entries reach the threshold, the largest are sent, not the first; clipping is per layer.
 
-    A layer of m elements sends at most k = ratio * m entries: those above a threshold estimated from a sample. Momentum
-    correction is on by default: the compressor applies the optimizer's momentum, so the optimizer must have a single
-    momentum coefficient. Momentum is cleared (masked) where an entry is sent.
+    A layer of m elements sends at most k = ratio * m entries: those above a threshold that is estimated from a sample.
+    Momentum correction is on by default: the compressor applies the optimizer's momentum, so the optimizer must have a
+    single momentum coefficient. Where an entry is sent, its momentum is set to zero (masked).
 
     Bytes: 16 + min over index codings (z v + indices) per layer, for z <= k entries of v bytes; at most 16 + m v.
     """
@@ -178,18 +178,18 @@ class Dgc(Sparsifier, name="dgc"):
 
     @override
     def contraction_bound(self, layer: Layer) -> float:
-        return self.form.bound_for(1 / layer.numel)  # the sample decides how many are sent besides the largest entry
+        return self.form.bound_for(1 / layer.numel)  # only the largest entry is sure to be sent
 
     @property
     def _fewest_sampled(self) -> int:
-        # the smallest number of entries to send for which a sample holds enough of them
+        # the smallest number of entries to send for which a sample holds at least MIN_SAMPLED of them
         return MIN_SAMPLED * int(1 / self.sample_ratio)
 
     @override
     def select(self, x: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
         """Return the ascending positions of the entries that reach the sampled threshold, but at most the k largest.
 
-        If a sample would hold too few large entries, they are the k largest of the whole layer.
+        If a sample would hold too few large entries, return the positions of the k largest entries of the whole layer.
         """
         k, stride = self.num_kept(layer, step), int(1 / self.sample_ratio)
         if k == x.numel():
@@ -216,10 +216,10 @@ class QSparse(Sparsifier, name="qsparse"):
     Source: Basu et al. 2019 (Qsparse-local-SGD, arXiv:1906.02367): top-k and quantisation composed, with error
     feedback.
     Differs: the magnitudes form a geometric sequence from the smallest entry sent to the largest, and each entry is
-    rounded to the nearest one; every step is sent, not the sum of several (strategy `local` does that).
+    rounded to the nearest of them; every step is sent, not the sum of several steps (strategy `local` does that).
 
-    The rounding error stays in the residual. Sums of such values need more bits: through `ring` they grow to fp32, so
-    use `allgather`, which sums nothing on the way.
+    The rounding error stays in the residual. Sums of such values need more bits: in `ring` they become fp32, so use
+    `allgather`, which adds nothing on the way.
 
     Bytes: 24 + min over index codings (indices) + ceil(k / 2) per layer.
     """
@@ -245,21 +245,21 @@ class QSparse(Sparsifier, name="qsparse"):
         return self.form.nbytes(layer.numel, num_kept(self.ratio, layer.numel))
 
 
-FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # grid of a layer's ratio, as multiples of the common ratio
+FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # possible ratios of a layer, as multiples of the common ratio
 COMMON = FACTORS.index(1.0)
 BISECTIONS = 40
-CURVES = "curves"  # state per layer: squared error at each ratio of the grid, then the number of elements
-MEASURED_AT = "measured_at"  # state per layer: the common density at which its curve was measured
+CURVES = "curves"  # state per layer: squared error at each of these ratios, then the number of elements
+MEASURED_AT = "measured_at"  # state per layer: the common density when the layer's errors were measured
 
 
 @dataclasses.dataclass(kw_only=True)
 class AdaptiveTopK(Sparsifier, name="adaptive_topk"):
     """Adaptive top-k: sends the fewest entries whose squared error is at most that of `topk` at the same ratio.
 
-    Source: Markov et al. 2023 (L-GreCo, arXiv:2210.17357): among all choices of a ratio per layer whose total error is
-    at most that of one common ratio, take the one with the fewest entries.
-    Differs: a Lagrange multiplier over a grid of ratios makes the choice, not dynamic programming. Each rank chooses
-    from its own gradients: sparse payloads describe themselves, so ranks need not agree.
+    Source: Markov et al. 2023 (L-GreCo, arXiv:2210.17357): consider all choices of a ratio per layer whose total error
+    is at most that of one common ratio, and take the choice with the fewest entries.
+    Differs: a Lagrange multiplier over a grid of ratios finds the choice, not dynamic programming. Each rank chooses
+    from its own gradients, because sparse payloads contain their indices, so ranks need not agree on a choice.
 
     Bytes: 16 + min over index codings (k v + indices) per layer, k between ratio m / 8 and 8 ratio m; at most 16 + m v.
     """
@@ -304,7 +304,7 @@ class AdaptiveTopK(Sparsifier, name="adaptive_topk"):
         return encode(gradients, residual, left, layers, step, screen=screen)
 
     def _measures(self, layer: Layer, step: Step) -> bool:
-        # every `refresh` steps, and if warm-up has changed the density since the last measurement
+        # every `refresh` steps, and whenever warm-up has changed the density since the last measurement
         measured_at = step.memory.get(MEASURED_AT, layer.id)
         if measured_at is None or step.index % self.refresh == 0:
             return True
@@ -312,16 +312,16 @@ class AdaptiveTopK(Sparsifier, name="adaptive_topk"):
 
     @override
     def contraction_bound(self, layer: Layer) -> float:
-        # 1 - k / m for the smallest k of the grid
+        # 1 - k / m for the smallest possible k
         return self.form.bound_for(num_kept(self.ratio * FACTORS[0], layer.numel) / layer.numel)
 
 
 def choose_factors(curves: Tensors) -> dict[int, float]:
     """Return, by layer id, the factor from `FACTORS` by which each layer's ratio of entries to send is multiplied.
 
-    The factors minimise the number of entries, with a total squared error of at most that of factor 1 for all layers:
-    each layer takes the factor with the smallest entries + multiplier * error, for the smallest multiplier that keeps
-    the error.
+    The factors minimise the number of entries, while the total squared error is at most that of factor 1 for all
+    layers. Each layer takes the factor for which entries + multiplier * error is smallest; the multiplier is the
+    smallest one that keeps the total error within its limit.
 
     Args:
         curves: fp64 [len(FACTORS) + 1] by layer id: squared error at each factor, then the layer's number of elements.

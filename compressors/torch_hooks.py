@@ -1,6 +1,6 @@
 """PyTorch's own communication hooks as compressors, for comparison: `torch_bf16`, `torch_fp16`, `torch_powersgd`.
 
-These classes do not encode. `hook` is registered with DistributedDataParallel, and bytes are computed from a formula,
+These classes do not encode. `hook` is registered with DistributedDataParallel. Bytes are computed from a formula,
 because the backend does not report what it sends.
 """
 
@@ -52,7 +52,7 @@ class TorchFp16(TorchHook, name="torch_fp16"):
         return process_group, default_hooks.fp16_compress_hook
 
 
-# Attributes of PowerSGDState: tensors per bucket, and with the number of steps, all that a checkpoint needs.
+# Attributes of PowerSGDState that hold tensors per bucket; a checkpoint needs these and the number of steps.
 _PER_BUCKET = ("error_dict", "p_memory_dict", "q_memory_dict")
 _SAVED = (*_PER_BUCKET, "iter")
 
@@ -63,7 +63,7 @@ class TorchPowerSgd(TorchHook, name="torch_powersgd"):
 
     Source: torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook, unchanged.
 
-    Its state belongs to buckets, which DDP rebuilds after the first step, so compression starts later.
+    The state of the hook belongs to buckets. DDP rebuilds them after the first step, so compression starts later.
 
     Bytes: 4 (sum of r (n + k) + elements not compressed) for a bucket of matrices [n, k], all-reduced by the backend;
     4 m before start_step.
@@ -114,7 +114,7 @@ class TorchPowerSgd(TorchHook, name="torch_powersgd"):
 
     @override
     def expected_nbytes(self, layer: Layer) -> int:
-        # both factors, or the layer in fp32 if they would not be small enough
+        # both factors; or the layer in fp32 if the factors are not small enough
         if len(layer.shape) < 2 or layer.numel == 0:
             return FP32_BYTES * layer.numel
         num_rows, num_columns = matrix_shape(layer)

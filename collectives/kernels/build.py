@@ -1,9 +1,9 @@
 """Compile the native loops into one library per processor level: `python -m collectives.kernels.build`.
 
 The compiler is that of the package `ziglang`, so every machine builds the same code and needs no compiler of its own.
-The libraries are not linked with a C library, which zig would take ten times as long to prepare; calls to memcpy that
-the compiler inserts are resolved in the running process. Fused multiply-add is off, so results equal those of the
-reference path bit for bit.
+The libraries are not linked with a C library, because zig would take ten times as long to prepare one. The compiler
+inserts calls to memcpy; they are resolved in the running process. Fused multiply-add is off, so results equal those of
+the reference path bit for bit.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ ROOT = HERE.parents[1]
 FOLDERS = ("collectives/kernels/native", "collectives/payloads/codec/native", "compressors/kernels/native")
 FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-errno", "-fno-sanitize=undefined")
 FLAGS_OF = {"x86_64_v4": ("-mprefer-vector-width=512",)}  # halves the time of random numbers and sums
-GLIBC = "2.17"  # oldest C library with all functions that the loops call; wheels are tagged with it
+GLIBC = "2.17"  # oldest C library with all functions that the loops call; part of the wheels' platform tag
 LINKED = ("-shared", "-fPIC", "-nostdlib", "-s")
-# machine -> processor levels, by the compiler's names, that get a library; the first runs on every such machine
+# machine -> processor levels (names of the compiler) that get a library; every such machine can run the first level
 TARGETS = {
     "x86_64": ("x86_64", "x86_64_v3", "x86_64_v4"),
     "aarch64": ("generic",),
@@ -79,7 +79,7 @@ def processors_of_this_machine() -> tuple[str, ...]:
 
 
 def build_or_say_why(folder: Path, build: Callable[[Path], object] = build) -> str:
-    """Compile the native loops into `folder`, and return an empty string; if that fails, return the reason.
+    """Compile the native loops into `folder`; return an empty string, or the reason if the build failed.
 
     The reason is also written into a file in `folder`, where `bench doctor` finds it.
     """
@@ -102,8 +102,8 @@ def compile_library(library: Path, files: list[Path], processor: str) -> Path:
 
     Args:
         library: path of the library to write.
-        files: source files and headers; those that are not C are ignored.
-        processor: the compiler's name of the processors that the library is for, such as ``x86_64_v3``.
+        files: source files and headers; only files that end in ``.c`` are compiled.
+        processor: the compiler's name of the processors for which the library is built, such as ``x86_64_v3``.
 
     Raises:
         BuildError: there is no compiler, or the compiler failed.

@@ -1,4 +1,4 @@
-"""Choice of the implementation of loops: native C code on CPUs, Triton on GPUs, or the reference path.
+"""Choose how loops are computed: by native C code on CPUs, by Triton on GPUs, or by the reference path.
 
 This module does not import torch.
 
@@ -38,7 +38,7 @@ class Library:
 
     Attributes:
         handle: the loaded library; None if the reference path (torch and numpy) is used.
-        finding: a phrase for users that says which library was found, or why none was found.
+        finding: a phrase for users: which library was found, or why none was found.
     """
 
     handle: ctypes.CDLL | None
@@ -78,7 +78,7 @@ def found() -> Library:
 
 
 def load(folder: Path) -> Library:
-    """Load the library of native loops in `folder` that suits this processor best; if there is none, return why."""
+    """Load the library of native loops in `folder` that suits this processor best; if none does, return why."""
     refused = []
     for processor in reversed(suitable_processors() or ["none"]):
         found = open_library(folder / library_name(processor), sources(), f"compiled for {processor}")
@@ -89,13 +89,13 @@ def load(folder: Path) -> Library:
 
 
 def open_library(path: Path, files: list[Path], finding: str) -> Library:
-    """Load one library of native loops; if it cannot be used, `finding` of the result says why.
+    """Load one library of native loops, if it can be used on this machine.
 
     Args:
         path: path of the library.
-        files: the source files from which it must have been compiled; if there are none, as in an installation, this is
-            not checked.
-        finding: `Library.finding` of a library that was opened.
+        files: the source files from which the library must have been compiled. If the list is empty, as in an
+            installation, this is not checked.
+        finding: `finding` of the result if the library is loaded; otherwise the result's `finding` says why it is not.
     """
     note = path.parent / NOT_BUILT
     failed = note.read_text(encoding="utf-8").strip() if note.exists() else ""
@@ -105,7 +105,7 @@ def open_library(path: Path, files: list[Path], finding: str) -> Library:
         handle = ctypes.CDLL(str(path))
     except OSError as error:
         return Library(None, f"the library cannot be loaded: {error}")
-    sources_digest = getattr(handle, "sources_digest", None)  # another library of that name has none
+    sources_digest = getattr(handle, "sources_digest", None)  # None: a library of another program with the same name
     if sources_digest is not None:
         sources_digest.restype = ctypes.c_char_p
     if files and (sources_digest is None or sources_digest().decode() != digest(files)):
@@ -154,11 +154,11 @@ def triton_missing() -> str:
 
 @contextlib.contextmanager
 def serving(kernels: Literal["triton", "reference"]) -> Iterator[None]:
-    """Use this implementation of loops on all devices and in all threads within a `with` block.
+    """Use the implementation `kernels` for all loops, on all devices and in all threads, inside a `with` block.
 
     It is meant for tests and benchmarks.
 
-    Triton on CPUs needs its interpreter: set TRITON_INTERPRET=1 in the environment before it is imported.
+    Triton on CPUs needs Triton's interpreter: set TRITON_INTERPRET=1 in the environment before Triton is imported.
     """
     global _forced
     before, _forced = _forced, kernels

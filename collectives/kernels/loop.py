@@ -1,4 +1,4 @@
-"""Call native loops in C and Triton kernels from Python; calls of C loops check tensors and release the GIL."""
+"""Call native loops in C and Triton kernels from Python; a call of a C loop checks its tensors and releases the GIL."""
 
 import ctypes
 import functools
@@ -19,7 +19,7 @@ Longs = ctypes.POINTER(Int)
 
 
 def longs(values: Sequence[int]) -> Any:
-    """Return numbers or addresses as a C array of 64-bit integers, an argument of type `Longs` of a native loop."""
+    """Return numbers or addresses as a C array of 64-bit integers, for an argument of type `Longs` of a native loop."""
     return (Int * len(values))(*values)
 
 
@@ -30,7 +30,7 @@ def addresses(tensors: Iterable[torch.Tensor]) -> Any:
 
 @functools.cache
 def array(*dtypes: torch.dtype) -> Any:
-    """Return an argument type for `Loop`: a contiguous CPU tensor with one of these dtypes."""
+    """Return an argument type for `Loop` that accepts contiguous CPU tensors with one of these dtypes."""
 
     def from_param(tensor: torch.Tensor) -> ctypes.c_void_p:
         if tensor.dtype not in dtypes or not tensor.is_cpu or not tensor.is_contiguous():
@@ -73,7 +73,7 @@ class Loop:
         return self._function(*arguments)
 
     def serves(self, *tensors: torch.Tensor) -> bool:
-        """Return True if native loops are in use and all of these tensors lie on the CPU, so that the loop may run."""
+        """Return True if native loops are in use and all these tensors lie on the CPU, so the loop can be called."""
         return library() is not None and all(tensor.is_cpu for tensor in tensors)
 
     @functools.cached_property
@@ -119,11 +119,11 @@ T = TypeVar("T")
 
 
 def also_on_gpus(function: Callable[P, T]) -> Callable[P, T]:
-    """Return a function that calls `function`, or its Triton version if Triton is in use for the arguments' device.
+    """Return a function that calls `function`, or its Triton version if the arguments' device uses Triton.
 
     The Triton version has the same name and is in `triton.py` or `triton/<module>.py` next to the function's module.
-    The device is that of the first argument that is a tensor or `Parts`, or that is itself a device. The Triton module
-    is imported at the first call that needs it.
+    The device is taken from the first argument that is a tensor, a `Parts` or a device. The Triton module is imported
+    at the first call that needs it.
     """
     package, _, module = function.__module__.rpartition(".")
     has_twin = importlib.util.find_spec(f"{package}.triton") is not None  # the kernels for GPUs may be left out
@@ -134,7 +134,7 @@ def also_on_gpus(function: Callable[P, T]) -> Callable[P, T]:
         if not has_twin or kernels_in_use(device.type) != "triton":
             return function(*args, **kwargs)
         twins = importlib.import_module(f"{package}.triton")
-        if hasattr(twins, "__path__"):  # a folder with a module for each
+        if hasattr(twins, "__path__"):  # a folder, with one module for each module of the package
             twins = importlib.import_module(f"{package}.triton.{module}")
         twin = cast(Callable[P, T], getattr(twins, function.__name__))
         with torch.cuda.device(device if device.type == "cuda" else -1):  # -1: leave the current device as it is
@@ -144,7 +144,7 @@ def also_on_gpus(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def launch(kernel: Any, num_programs: int, *arguments: Any, **constants: Any) -> None:
-    """Run `num_programs` programs of a Triton kernel; do nothing for 0.
+    """Run `num_programs` programs of a Triton kernel; if the number is 0, do nothing.
 
     Fused multiply-add is off, so that results match those of the CPU.
 

@@ -1,7 +1,7 @@
 """The interface of payloads: encoded tensors that a rank sends and that every rank can decode without other data.
 
-A payload stands for a flat fp32 tensor of `numel` elements. This module holds the interface of all kinds, the plain
-kind `Dense`, and `unpack`, which decodes a message of any kind.
+A payload stands for a flat fp32 tensor of `numel` elements. This module has the base class of all kinds of payloads,
+the kind `Dense`, and `unpack`, which decodes a message of any kind.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ __all__ = [
 
 
 class KeepLost(Protocol):
-    """A callback that receives the rounding error of a sum; error feedback adds it to this rank's next gradient."""
+    """A callback for the rounding errors of a sum; error feedback adds these errors to this rank's next gradient."""
 
     def __call__(self, start: int, values: torch.Tensor, positions: torch.Tensor | None = None) -> None:
-        """Keep rounding errors: for each of some elements, the exact sum minus the rounded sum.
+        """Keep the rounding errors of some elements of a sum: the exact sum minus the rounded sum.
 
         Args:
             start: element of the tensor at which `values` begin, or from which `positions` are counted.
@@ -61,7 +61,7 @@ class KeepLost(Protocol):
 def shifted(keep_lost: KeepLost | None, offset: int) -> KeepLost | None:
     """Return a callback for rounding errors in the part of a tensor that begins at element `offset`.
 
-    It calls `keep_lost`, the callback for the whole tensor, unless that is None.
+    The callback calls `keep_lost`, which is for the whole tensor. If `keep_lost` is None, the result is None.
     """
     if keep_lost is None or not offset:
         return keep_lost
@@ -69,7 +69,7 @@ def shifted(keep_lost: KeepLost | None, offset: int) -> KeepLost | None:
 
 
 class Share(NamedTuple):
-    """What a payload sends for a part of its elements, such as a layer: its class name, entries, and bytes."""
+    """The class name, entries and bytes that a payload sends for a part of its elements, such as a layer."""
 
     kind: str
     num_entries: int
@@ -99,19 +99,19 @@ class Received(NamedTuple):
 class Payload(abc.ABC):
     """A tensor in encoded form, which can be sent. Each subclass is a kind of payload.
 
-    A kind defines `from_wire`, `add_to_` and `_cut`, `fields` if it sends more than `values`, and `_add` if it is
-    addable; all else has a default.
+    A kind must define `from_wire`, `add_to_` and `_cut`; also `fields` if it sends more than `values`, and `_add` if it
+    is addable. All other methods have a default.
 
     Class attributes:
         code: the kind's number in the header; 0 for kinds that are never sent.
         fixed: format of the numbers that follow the header in a message.
         num_forms: number of formats in which the fields can be written; the header's flags say which one is used.
         dtypes: dtypes of values that the kind supports.
-        elementwise: True if adding the sent tensors (`wire`) element by element adds the payloads, so that any dense
-            all-reduce can sum them. For a bundle this depends on its members, so read it from the payload, not from its
-            class.
+        elementwise: True if the sum of the sent tensors (`wire`), element by element, is the `wire` of the payloads'
+            sum, so that any dense all-reduce can sum the payloads. For a bundle this depends on its members, so read
+            the attribute from the payload, not from its class.
         addable: True if payloads can be added (`a.add(b)`), exactly up to rounding to the values' dtype. The sum may be
-            of a more general kind (GroupSparse -> Sparse -> Dense), never of a more special one.
+            of a more general kind (GroupSparse -> Sparse -> Dense), never of a more special kind.
         splits_blocks: True if `slice` may also cut inside a block of `alignment` elements; the result may then be of a
             more general kind.
 
@@ -119,9 +119,9 @@ class Payload(abc.ABC):
         numel: number of elements of the dense tensor that the payload stands for.
         values: the values that are sent, in their dtype; for element-wise kinds, the tensor `wire`.
         tensor_id: a number that the sender may choose, 0..65535; sent in the header.
-        keep_lost: callback of the sender, not sent: a collective that rounds partial sums to 16 bits calls it with the
-            rounding error on this rank. None if the sender keeps no residual.
-        numbers: the numbers of `fixed`, for kinds whose only tensor is `values`.
+        keep_lost: the sender's callback, which is not sent. A collective that rounds partial sums to 16 bits calls it
+            with the rounding error on this rank. None if the sender keeps no residual.
+        numbers: the numbers that follow the header (format `fixed`), for kinds whose only tensor is `values`.
     """
 
     code: ClassVar[int]
@@ -153,18 +153,18 @@ class Payload(abc.ABC):
     def num_entries(self) -> int:
         """Return the number of elements that are sent, including zeros among them.
 
-        It is `numel` for kinds that send every element, and 0 if all are zero.
+        Kinds that send every element return `numel`, or 0 if all elements are zero.
         """
         return self.values.numel()
 
     def keep_lost_with(self, keep_lost: KeepLost) -> None:
-        """Set `keep_lost`, also for the members of a bundle."""
+        """Set `keep_lost` of this payload and, if it is a bundle, of its members."""
         self.keep_lost = keep_lost
 
     def fields(self) -> list[Field]:
         """Return the fields that `pack` concatenates: the header, then tensors, wider dtypes first.
 
-        By default the only tensor is `values`.
+        By default, `values` is the only tensor.
         """
         return [self._header(self.values.dtype, *self.numbers), self.values]
 
@@ -179,14 +179,14 @@ class Payload(abc.ABC):
 
     @functools.cached_property
     def nbytes(self) -> int:
-        """Return the length of `pack()` in bytes, header included, without packing where possible."""
+        """Return the length of `pack()` in bytes, with the header; computed without packing if possible."""
         return sum(map(field_nbytes, self.fields()))
 
     @classmethod
     def room(cls, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return an uninitialised tensor, `dtype` [count], for the only tensor that a payload of this kind sends.
 
-        `pack` writes the header in front of the tensor, and so need not copy it.
+        The tensor has free memory in front of it, where `pack` writes the header instead of copying the tensor.
         """
         return with_room(HEADER_BYTES + cls.fixed.size, count, dtype, device)
 
@@ -196,35 +196,35 @@ class Payload(abc.ABC):
 
     @abc.abstractmethod
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
-        """Add self / divisor to `dense`, floating [numel] (mutated), in the dtype of `dense`."""
+        """Add this payload's tensor, divided by `divisor`, to `dense`, floating [numel] (mutated), in its dtype."""
 
     def subtract_from_(self, dense: torch.Tensor) -> None:
-        """Subtract self from `dense`, floating [numel] (mutated), for example to get the residual of a gradient."""
+        """Subtract this payload's tensor from `dense`, floating [numel] (mutated); for example, to get a residual."""
         self.add_to_(dense, divisor=-1.0)
 
     def add_all_to_(self, others: Sequence[Payload], dense: torch.Tensor, *, divisor: float) -> bool:
         """Add (self + others) / divisor to `dense` in one pass.
 
         Args:
-            others: payloads of the same length, added after this one, in their order, in fp32.
+            others: payloads of the same length; they are added after this payload, in this order, in fp32.
             dense: floating [numel], mutated.
             divisor: the sum is divided by this number.
 
         Returns:
-            False, with `dense` unchanged, if this kind cannot do it in one pass.
+            True; False, with `dense` unchanged, if this kind cannot add several payloads in one pass.
         """
         return False
 
     def write_to(self, parts: Sequence[torch.Tensor], *, divisor: float, others: Sequence[Payload] = ()) -> bool:
-        """Write (self + others) / divisor into `parts` in one pass, bit for bit as if added to zeros.
+        """Write (self + others) / divisor into `parts` in one pass; the result equals a sum that starts with zeros.
 
         Args:
             parts: tensors with `numel` elements in total, floating and 1-D; overwritten.
             divisor: the sum is divided by this number.
-            others: payloads of the same length, added after this one, in their order, in fp32.
+            others: payloads of the same length; they are added after this payload, in this order, in fp32.
 
         Returns:
-            False, with `parts` unchanged, if this kind cannot do it in one pass.
+            True; False, with `parts` unchanged, if this kind cannot write the sum in one pass.
         """
         return False
 
@@ -234,13 +234,13 @@ class Payload(abc.ABC):
             dense.zero_()
 
     def clear_selected_in_(self, dense: torch.Tensor) -> None:  # noqa: B027 - by default nothing
-        """Set the elements of `dense` [numel] (mutated) to zero that were selected, among others, and are not zero.
+        """Set the elements of `dense` [numel] (mutated) to zero that the sender selected, and whose value is not zero.
 
-        Kinds that send every element select none.
+        Kinds that send every element do not select elements, so they change nothing.
         """
 
     def shares(self, numels: Sequence[int]) -> list[Share]:
-        """Divide the message's bytes among consecutive parts with these numbers of elements, by the entries of each."""
+        """Divide the message's bytes among consecutive parts with these numbers of elements, by entries per part."""
         counts = self._entries_in(numels) if len(numels) > 1 else [self.num_entries]
         total, kind = sum(counts), type(self).__name__
         return [
@@ -259,9 +259,9 @@ class Payload(abc.ABC):
         return dense
 
     def slice(self, start: int, stop: int) -> Payload:
-        """Return a payload of the elements start..stop-1 only, which are numbered from 0 there.
+        """Return a payload of the elements start..stop-1 only; these are numbered from 0 in the result.
 
-        Both borders are multiples of `alignment`, or `numel`, unless the kind `splits_blocks`.
+        Both borders must be multiples of `alignment`, or `numel`, unless the kind `splits_blocks`.
 
         Raises:
             PayloadError: the kind cannot be cut at `start` or `stop`.
@@ -283,12 +283,12 @@ class Payload(abc.ABC):
     def alignment(self) -> int:
         """Return the number of elements in a block, such as a group, a matrix row or the codes of one byte.
 
-        `slice` cuts best between blocks, or only there unless the kind `splits_blocks`.
+        `slice` should cut between blocks; inside a block it can cut only kinds that `splits_blocks`.
         """
         return 1
 
     def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
-        """Return the sum of this payload and another; values are added in fp32 and rounded once to the dtype of sums.
+        """Return the sum of this payload and another; values are added in fp32 and rounded once to the sum's dtype.
 
         Args:
             other: a payload with the same number of elements.
@@ -309,7 +309,7 @@ class Payload(abc.ABC):
     def wire(self) -> torch.Tensor:
         """Return the tensor that an element-wise payload sends: 1-D, any dtype.
 
-        It shares memory with the payload, except for a bundle, which copies its members.
+        The tensor shares memory with the payload, except for a bundle, which copies its members.
 
         Raises:
             PayloadError: the kind is not elementwise.
@@ -319,7 +319,7 @@ class Payload(abc.ABC):
         return self.values
 
     def with_wire(self, wire: torch.Tensor) -> Payload:
-        """Return a payload like this one that sends another tensor, for example a sum over ranks.
+        """Return a payload like this one that sends another tensor, such as the sum of the tensor over ranks.
 
         Args:
             wire: of the same shape and dtype as this payload's `wire`.
@@ -350,8 +350,8 @@ class Payload(abc.ABC):
 class Dense(Payload):
     """A payload that sends every element of a tensor.
 
-    Integer values make sums exact (for example of levels on a shared scale). They wrap on overflow, so choose a type
-    that can hold the sum.
+    Sums of integer values are exact (for example, sums of levels on a shared scale). Integers wrap on overflow, so
+    choose a type that can hold the sum.
 
     Attributes:
         values: 1-D, floating or integer; shared with the caller.
@@ -401,7 +401,7 @@ class Dense(Payload):
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
         if isinstance(other, Dense):
             return Dense(add_values(self.values, other.values, keep_lost))
-        return other._add(self, keep_lost)  # the other kinds know how they are added to a dense payload
+        return other._add(self, keep_lost)  # every other kind defines how to add it to a dense payload
 
     @override
     def with_wire(self, wire: torch.Tensor) -> Payload:
@@ -411,7 +411,7 @@ class Dense(Payload):
 def balanced_borders(numel: int, num_parts: int, alignment: int = 1) -> list[int]:
     """Return num_parts + 1 borders that divide `numel` elements into parts of nearly equal length.
 
-    Parts consist of whole blocks of `alignment` elements; longer parts come first: 10 elements in 3 -> [0, 4, 7, 10].
+    Parts consist of whole blocks of `alignment` elements; longer parts are first: 10 elements in 3 -> [0, 4, 7, 10].
     """
     quotient, remainder = divmod(-(-numel // alignment), num_parts)
     blocks_before = [part * quotient + min(part, remainder) for part in range(num_parts + 1)]
@@ -422,8 +422,8 @@ def unpack(buffer: torch.Tensor) -> Payload:
     """Return the payload that a buffer holds in packed form.
 
     Args:
-        buffer: uint8, 1-D, contiguous; may be longer than the payload (a receive buffer of the longest possible size).
-            The payload's tensors may be views of it, so do not write to it while the payload is in use.
+        buffer: uint8, 1-D, contiguous; may be longer than the payload, like a receive buffer of the longest possible
+            size. The payload's tensors may be views of the buffer, so do not write to it while the payload is in use.
 
     Raises:
         PayloadError: the buffer is damaged, truncated or malicious; nothing is ever read out of bounds.

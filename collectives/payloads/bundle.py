@@ -1,4 +1,4 @@
-"""Bundle: several payloads in one message; UnreducedSum: one payload per rank that stands for their sum.
+"""Bundle: several payloads in one message; UnreducedSum: the payloads of all ranks, which stand for their sum.
 
 Body of a bundle: number of members u32 | end of each member in units of 8 bytes, u32 [members], padded to a multiple
 of 8 bytes | the packed members, each padded to a multiple of 8 bytes so that its fields can be read in place.
@@ -40,7 +40,7 @@ class Bundle(Payload):
     """A payload that sends several payloads, its members, which stand for consecutive parts of one tensor.
 
     Attributes:
-        payloads: the members in order, at least one; a bundle among them is replaced with its members.
+        payloads: the members in order, at least one; if a member is itself a bundle, its members take its place.
 
     Raises:
         PayloadError: there are no members.
@@ -49,7 +49,7 @@ class Bundle(Payload):
     code = 9
     fixed = struct.Struct("<I")
     dtypes = FLOAT_DTYPES[:1]
-    splits_blocks = True  # if the member there does
+    splits_blocks = True  # if the member that is cut does
 
     payloads: Sequence[Payload]
 
@@ -81,7 +81,7 @@ class Bundle(Payload):
 
     @staticmethod
     def packed_nbytes(lengths: Sequence[int]) -> int:
-        """Return the bytes of a packed bundle of payloads whose packed lengths in bytes are `lengths`."""
+        """Return the bytes of a packed bundle whose members have the packed lengths `lengths`, in bytes."""
         return HEADER_BYTES + padded(4 + 4 * len(lengths)) + sum(map(padded, lengths))
 
     @functools.cached_property
@@ -99,7 +99,7 @@ class Bundle(Payload):
         return fields
 
     def _prefix(self, lengths: Sequence[int]) -> bytes:
-        """Return all that precedes the first member of a message, for members of these packed lengths in bytes."""
+        """Return the bytes in front of the first member in a message, given the members' packed lengths in bytes."""
         ends = list(itertools.accumulate(padded(length) // 8 for length in lengths))
         header = self._header(torch.float32, len(ends)) + struct.pack(f"<{len(ends)}I", *ends)
         return header.ljust(HEADER_BYTES + padded(4 + 4 * len(ends)), b"\0")
@@ -163,15 +163,15 @@ class Bundle(Payload):
 
     @functools.cached_property
     def alignment(self) -> int:
-        """Return the least common multiple of the members' alignments if every member starts at a multiple of it.
+        """Return the least common multiple of the members' alignments, if every member starts at a multiple of it.
 
-        Otherwise return `numel` (or 1 if that is 0): no regular spacing of cuts suits all members.
+        Otherwise return `numel` (or 1 if `numel` is 0), because no regular spacing of cuts suits all members.
         """
         common = math.lcm(*(member.alignment for member in self.payloads))
         return common if all(offset % common == 0 for offset in self._offsets[:-1]) else max(1, self.numel)
 
     def _cut(self, start: int, stop: int) -> Payload:
-        # the members in this range, the first and last cut if necessary; a single member without a bundle
+        # the members in this range; the first and the last may be cut; a single member is returned without a bundle
         if start == stop:
             index = min(bisect.bisect_right(self._offsets, start), len(self.payloads)) - 1
             inside = start - self._offsets[index]
@@ -210,7 +210,7 @@ def members(total: Payload, numels: Sequence[int]) -> list[Payload]:
     """Cut a payload, such as the sum of a bucket of layers, into one payload per part (such as a layer).
 
     Args:
-        total: the result of a collective: a bundle, any other payload, or an unreduced sum of these.
+        total: the result of a collective: a bundle, another payload, or an unreduced sum of payloads.
         numels: number of elements of each part, in order.
 
     Raises:
@@ -229,7 +229,7 @@ def members(total: Payload, numels: Sequence[int]) -> list[Payload]:
 
 
 def _keep_in_members(of_member: Sequence[KeepLost | None], offsets: Sequence[int]) -> KeepLost:
-    """Return a callback for a bundle: it passes rounding errors to the `keep_lost` of the payload that they concern."""
+    """Return a callback for a bundle, which passes rounding errors to `keep_lost` of the member that was rounded."""
 
     def keep(start: int, values: torch.Tensor, positions: torch.Tensor | None = None) -> None:
         index = bisect.bisect_right(offsets, start) - 1
@@ -246,7 +246,7 @@ def padded(nbytes: int) -> int:
 
 @dataclasses.dataclass(eq=False)
 class UnreducedSum(Payload):
-    """A payload that holds one payload per rank and stands for their sum in rank order; it is never sent.
+    """The payloads of all ranks, in rank order, which stand for their sum; this payload itself is never sent.
 
     Attributes:
         terms: the payloads in rank order, at least one; all have the same `numel`.
@@ -292,7 +292,7 @@ class UnreducedSum(Payload):
         if dense.dtype == torch.float32 and math.frexp(divisor)[0] == 0.5:
             for term in self.terms:  # dividing by a power of two is exact, so it can come before the sum
                 term.add_to_(dense, divisor=divisor)
-        elif dense.dtype == torch.float32 and not dense.any():  # sum into zeros, the usual target, without a temporary
+        elif dense.dtype == torch.float32 and not dense.any():  # add to the zeros directly, without a temporary
             self.add_to_(dense)
             dense.div_(divisor)
         else:
@@ -318,7 +318,7 @@ class UnreducedSum(Payload):
     def merged(self, keep_lost: KeepLost | None = None) -> Payload:
         """Return the sum of the terms in rank order as one payload: of their kind if addable, otherwise dense fp32.
 
-        `keep_lost` is called with the rounding errors of 16-bit sums if the terms are addable.
+        If the terms are addable, `keep_lost` is called with the rounding errors of 16-bit sums.
         """
         if all(term.addable for term in self.terms):
             return functools.reduce(lambda total, term: total.add(term, keep_lost), self.terms)
@@ -326,10 +326,10 @@ class UnreducedSum(Payload):
 
 
 def mean_over_senders_(total: torch.Tensor, terms: Sequence[Payload]) -> torch.Tensor:
-    """Divide each element of a sum by the number of payloads that send it, and return the sum; others stay zero.
+    """Divide each element of a sum by the number of payloads that send this element, and return the sum.
 
-    A zero that is sent counts like any other value, as in the code of DeMo (demo.py) and SparseLoCo (tplr/compress),
-    which average values by their indices.
+    Elements that no payload sends stay zero. A zero that is sent counts like any other value, as in the code of DeMo
+    (demo.py) and SparseLoCo (tplr/compress), which average values by their indices.
 
     Args:
         total: the sum of the terms, fp32 [numel] (mutated).

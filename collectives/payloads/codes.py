@@ -1,8 +1,8 @@
 """Codes and TwoMeans: payloads with a few bits per element.
 
 Body of Codes: block_numel u32 (0: one scale for all) | bits u8 | codebook u8 | 2 zero bytes | scales | packed codes.
-If all scales are zero, only header and fixed fields are sent. Body of TwoMeans: low f32 | high f32 | one bit per
-element; without the bits if both values are zero.
+If all scales are zero, only the header and the fixed fields are sent. Body of TwoMeans: low f32 | high f32 | one bit
+per element. If both values are zero, the bits are not sent.
 
 Bytes: 24 + scales * (4 or 2) + ceil(m bits / 8).
 """
@@ -31,15 +31,15 @@ from collectives.payloads.fields import FLOAT_DTYPES, Field, with_room
 
 
 class CodedElements(Payload):
-    """A payload with a code of `bits` bits for every element; a table has the values that codes stand for.
+    """A payload with a code of `bits` bits for every element; a table gives the value of each code.
 
     Attributes:
         numel: number of elements of the dense tensor.
         bits: bits per code.
         packed: the packed codes, uint8 [ceil(numel * bits / 8)]; empty if all elements are zero.
-        scales: factors of the table's values, floating [1], or one per `block_numel` elements.
-        block_numel: elements per scale; 0 for one scale for all elements.
-        table_id: identifies the table and `block_numel`; payloads for which it is equal can be added in one pass.
+        scales: numbers by which the table's values are multiplied, floating [1], or one per `block_numel` elements.
+        block_numel: elements per scale; 0 if one scale is for all elements.
+        table_id: identifies the table and `block_numel`; payloads with equal `table_id` can be added in one pass.
     """
 
     bits: int
@@ -75,7 +75,7 @@ class CodedElements(Payload):
         return terms is not None and write_codes_(parts, terms, self.table, block_numel=block_numel, divisor=divisor)
 
     def _terms(self, others: Sequence[Payload]) -> list[Term] | None:
-        """Return (packed codes, scales) of this payload and the others, except those whose elements are all zero.
+        """Return (packed codes, scales) of this payload and the others; payloads of only zeros are left out.
 
         Return None if the payloads cannot all be added in one pass.
         """
@@ -87,15 +87,15 @@ class CodedElements(Payload):
 
 @dataclasses.dataclass(eq=False)
 class Codes(CodedElements):
-    """A payload that sends a code of 1 to 8 bits for every element, whose value is scale * codebook[code].
+    """A payload that sends a code of 1 to 8 bits for every element; the element's value is scale * codebook[code].
 
     Attributes:
         numel: number of elements of the dense tensor.
         codebook: name of the codebook: sign, ternary, levels or natural.
         bits: bits per code, one of the codebook's `widths`.
         packed: the packed codes, uint8 [ceil(numel * bits / 8)]; empty if all scales are zero.
-        scales: fp32, fp16 or bf16 [1], or [ceil(numel / block_numel)]; an empty tensor is stored if all are zero.
-        block_numel: elements per scale; 0 for one scale for all elements.
+        scales: fp32, fp16 or bf16 [1], or [ceil(numel / block_numel)]; empty if all scales are zero.
+        block_numel: elements per scale; 0 if one scale is for all elements.
 
     Raises:
         PayloadError: the tensors do not have the lengths above, or the codebook has no codes of `bits` bits.
@@ -132,7 +132,7 @@ class Codes(CodedElements):
     def room_for_codes(
         cls, numel: int, bits: int, device: torch.device, scale_dtype: torch.dtype = torch.float32, block_numel: int = 0
     ) -> torch.Tensor:
-        """Return an uninitialised tensor for `packed`, uint8 [ceil(numel * bits / 8)], that `pack` need not copy."""
+        """Return an uninitialised tensor for `packed`, uint8 [ceil(numel * bits / 8)], which `pack` does not copy."""
         nbytes = packed_nbytes(numel, bits)
         return with_room(cls.packed_nbytes(numel, bits, scale_dtype, block_numel) - nbytes, nbytes, torch.uint8, device)
 
@@ -140,7 +140,7 @@ class Codes(CodedElements):
     def packed_nbytes(
         cls, numel: int, bits: int, scale_dtype: torch.dtype = torch.float32, block_numel: int = 0
     ) -> int:
-        """Return the bytes of a packed `Codes` payload of `numel` elements, unless all are zero: those take fewer."""
+        """Return the bytes of a packed `Codes` payload of `numel` elements, at least one of which is not zero."""
         scales = num_scales(numel, block_numel) * scale_dtype.itemsize
         return HEADER_BYTES + cls.fixed.size + scales + packed_nbytes(numel, bits)
 
@@ -176,9 +176,9 @@ class Codes(CodedElements):
 
 
 def num_scales(numel: int, block_numel: int) -> int:
-    """Return the number of scale factors for `numel` elements: one per `block_numel` of them, or one if that is 0.
+    """Return the number of scale factors for `numel` elements: one per `block_numel`, or one if `block_numel` is 0.
 
-    Without elements there are no scales.
+    If there are no elements, there are no scales.
     """
     return -(-numel // block_numel) if block_numel else min(numel, 1)
 
@@ -190,7 +190,7 @@ class TwoMeans(CodedElements):
     Attributes:
         numel: number of elements of the dense tensor.
         low, high: the two values, in fp32 precision.
-        packed: the bits, uint8 [ceil(numel / 8)]; an empty tensor is stored if both values are zero.
+        packed: the bits, uint8 [ceil(numel / 8)]; empty if both values are zero.
 
     Raises:
         PayloadError: `packed` does not have ceil(numel / 8) bytes.
@@ -219,7 +219,7 @@ class TwoMeans(CodedElements):
 
     @classmethod
     def packed_nbytes(cls, numel: int) -> int:
-        """Return the bytes of a packed `TwoMeans` payload of `numel` elements, unless both values are zero."""
+        """Return the bytes of a packed `TwoMeans` payload of `numel` elements; `low` or `high` is not zero."""
         return HEADER_BYTES + cls.fixed.size + packed_nbytes(numel, 1)
 
     @property

@@ -1,4 +1,4 @@
-"""The byte format of packed payloads: header, numbers of value dtypes, and how fields are written and safely read.
+"""The byte format of packed payloads: header, numbers of value dtypes, and functions to write and safely read fields.
 
 Header, little endian: magic u16 | kind u8 | dtype u8 | flags u16 | tensor_id u16 | numel u32 | num_entries u32.
 """
@@ -36,7 +36,7 @@ FLOAT_DTYPES = VALUE_DTYPES[:4]
 
 Field = bytes | torch.Tensor
 
-MEMORY = "memory_of_the_message"  # attribute of tensors that `with_room` returned
+MEMORY = "memory_of_the_message"  # name of an attribute of the tensors that `with_room` returns
 
 
 def field_nbytes(field: Field) -> int:
@@ -47,9 +47,9 @@ def field_nbytes(field: Field) -> int:
 def with_room(nbytes_before: int, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return an uninitialised tensor, `dtype` [count], with `nbytes_before` bytes of free memory in front of it.
 
-    The tensor is meant as the last field of a payload: `lay_out` writes the other fields into the free memory, so that
-    the long field is not copied. Views of the tensor are copied like any field, because they may belong to other
-    payloads, which must not write into this memory.
+    The tensor is meant as the last field of a payload. `lay_out` writes the other fields into the free memory, so the
+    long field is not copied. A view of the tensor is copied like any other field, because it may belong to another
+    payload, which must not write into this memory.
     """
     memory = torch.empty(nbytes_before + count * dtype.itemsize, dtype=torch.uint8, device=device)
     field = memory[nbytes_before:].view(dtype)
@@ -83,7 +83,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclasses.dataclass(eq=False)
 class Reader:
-    """Read the fields of a message one after another; every method raises PayloadError if the message is too short.
+    """Reads the fields of a message one after another; every method raises PayloadError if the message is too short.
 
     Attributes:
         message: the message, uint8 [any], contiguous.
@@ -94,7 +94,7 @@ class Reader:
     offset: int = 0
 
     def numbers(self, layout: struct.Struct) -> tuple[Any, ...]:
-        """Return the next numbers of the message, packed in the format `layout`; its padding bytes must be zero."""
+        """Return the next numbers of the message, which are packed as `layout`; padding bytes must be zero."""
         part = self._next(layout.size)
         raw = (self.message.numpy()[part] if self.message.is_cpu else self.message[part].cpu().numpy()).tobytes()
         numbers = layout.unpack(raw)
@@ -105,8 +105,8 @@ class Reader:
     def tensor(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Return the next `count` elements of the message, `dtype` [count].
 
-        The result is a view of the message if it is aligned for the dtype, otherwise a copy. Nothing is allocated if
-        the message is too short.
+        The result is a view of the message if the message is aligned for the dtype, otherwise a copy. If the message is
+        too short, nothing is allocated.
         """
         raw = self.message[self._next(count * dtype.itemsize)]
         if raw.storage_offset() % dtype.itemsize or raw.data_ptr() % dtype.itemsize:

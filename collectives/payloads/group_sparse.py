@@ -1,10 +1,10 @@
 """GroupSparse, RowSparse and SparseCodes: k entries in every group, whole rows, or values of 2 or 8 bits.
 
-GroupSparse body: group_size u32 | k u32 | values | local indices, ceil(log2 group_size) bits each, low bits first; or,
-if that is shorter, a bitmap of all elements (flag 1 in the header). The last group may be shorter and then has its own
-k, which follows from the number of entries. RowSparse body: row_numel u32 | 4 zero bytes | values of the rows | row
-numbers, coded as the header's flags say (`codec/index_sets.py`). If all values are zero, only header and fixed fields
-are sent.
+GroupSparse body: group_size u32 | k u32 | values | local indices, ceil(log2 group_size) bits each, low bits first. If a
+bitmap of all elements is shorter than the local indices, it takes their place (flag 1 in the header). The last group
+may be shorter, with its own k, which follows from the number of entries. RowSparse body: row_numel u32 | 4 zero bytes |
+values of the rows | row numbers, coded as the header's flags say (`codec/index_sets.py`). If all values are zero, only
+the header and the fixed fields are sent.
 
 Bytes: with z values of v bytes each, out of m elements, GroupSparse has
 24 + z v + min(ceil(z ceil(log2 min(group_size, m)) / 8), ceil(m / 8)).
@@ -17,7 +17,7 @@ SparseCodes body: group_size u32 | k u32 | shared numbers | codes | indices. The
 SparseCodes bytes: with z values of b bits out of m elements,
 24 + shared numbers + ceil(z b / 8) + min(ceil(z ceil(log2 min(group_size, m)) / 8), ceil(m / 8), Elias-Fano),
 where Elias-Fano takes ceil(z l / 8) + ceil((z + floor((m - 1) / 2^l)) / 8) with l = floor(log2(m / z)). The shared
-numbers take 4 bytes per block of values, or 16 in total with "sigma".
+numbers take 4 bytes per block of values; with "sigma", 16 bytes in total.
 """
 
 import dataclasses
@@ -68,19 +68,19 @@ _ADD_GROUP_STARTS = Loop("add_group_starts", LongArray, Int, Int, Int, returns=I
 class GroupSparse(IndexedValues):
     """A payload that sends k values per group of `group_size` consecutive elements.
 
-    The last group may have fewer elements and then fewer values. A sum is `Sparse` or `Dense`, because its groups can
-    have different numbers of entries.
+    The last group may have fewer elements, and so fewer values. A sum of such payloads is `Sparse` or `Dense`, because
+    the groups of a sum can have different numbers of entries.
 
     Attributes:
         numel: number of elements of the dense tensor.
         group_size: number of elements per group.
         k: number of entries per group, 1..group_size.
-        values: floating [z] with z = (num_groups - 1) * k + last_k, group after group; -0.0 becomes +0.0, and if all
-            are zero, none is stored.
+        values: floating [z] with z = (num_groups - 1) * k + last_k, group after group. -0.0 becomes +0.0. If all values
+            are zero, no value is stored.
         indices: index of each value within its group, integer [z], ascending within each group.
 
     Raises:
-        PayloadError: `k` is out of range, or there are not as many values and indices as above.
+        PayloadError: `k` is out of range, or `values` and `indices` do not have z elements.
     """
 
     code = 3
@@ -109,7 +109,7 @@ class GroupSparse(IndexedValues):
 
     @classmethod
     def packed_nbytes(cls, numel: int, group_size: int, num_entries: int, dtype: torch.dtype) -> int:
-        """Return the bytes of a packed payload with this many entries, not all of them zero."""
+        """Return the bytes of a packed payload with this many entries, at least one of which is not zero."""
         indices = min(packed_nbytes(num_entries, bits_for(min(group_size, numel))), packed_nbytes(numel, 1))
         return HEADER_BYTES + cls.fixed.size + num_entries * dtype.itemsize + indices
 
@@ -144,7 +144,7 @@ class GroupSparse(IndexedValues):
         return cls(numel, group_size, k, values, indices).knowing(positions)
 
     def _cut(self, start: int, stop: int) -> IndexedValues:
-        # `Sparse` if a border lies inside a group, because not all groups then have `k` entries
+        # `Sparse` if a border lies inside a group, because then some group does not have `k` entries
         if any(border % self.group_size and border != self.numel for border in (start, stop)):
             begin, end = self.entries_before([start, stop])
             return Sparse(stop - start, self.positions[begin:end] - start, self.values[begin:end])
@@ -156,7 +156,7 @@ class GroupSparse(IndexedValues):
 
 
 def check_entries(numel: int, group_size: int, k: int, count: int) -> None:
-    """Raise PayloadError unless `count` entries, if there are any, are k per whole group and 1..k in the last group."""
+    """Raise PayloadError unless there are no entries, or k entries in each whole group and 1..k in the last group."""
     if not 1 <= k <= group_size:
         raise PayloadError(f"k must lie in 1..{group_size} (the group size), got {k}")
     num_groups = -(-numel // group_size)
@@ -170,7 +170,7 @@ def check_entries(numel: int, group_size: int, k: int, count: int) -> None:
 def unpack_groups(
     packed: torch.Tensor, count: int, bits: int, group_size: int, k: int, numel: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the entries' indices within their groups, integer [count], and in the flat tensor, int64 [count].
+    """Return the index of each entry within its group, integer [count], and in the flat tensor, int64 [count].
 
     Args:
         packed: the packed indices, uint8 [ceil(count * bits / 8)].
@@ -194,7 +194,7 @@ def unpack_groups(
 
 
 def _positions(indices: torch.Tensor, group_size: int, k: int) -> torch.Tensor:
-    """Return the entries' positions in the flat tensor, int64 [count], given their indices within their groups.
+    """Return the position of each entry in the flat tensor, int64 [count], given its index within its group.
 
     Raises:
         PayloadError: an index lies outside its group.
@@ -222,8 +222,8 @@ class RowSparse(Payload):
     Attributes:
         numel: number of elements of the matrix, a multiple of row_numel.
         rows: numbers of the rows that are sent, integer [kept], strictly ascending; stored as int64.
-        values: the rows, floating [kept, row_numel], in the dtype that is sent; -0.0 becomes +0.0, and if all are zero,
-            no row is stored.
+        values: the rows, floating [kept, row_numel], in the dtype that is sent. -0.0 becomes +0.0. If all values are
+            zero, no row is stored.
         row_numel: number of elements per row.
 
     Raises:
@@ -253,7 +253,7 @@ class RowSparse(Payload):
 
     @classmethod
     def packed_nbytes(cls, numel: int, row_numel: int, num_kept: int, dtype: torch.dtype) -> int:
-        """Return the bytes of a packed payload with this many rows, not all of them zero."""
+        """Return the bytes of a packed payload with this many rows, at least one of which is not zero."""
         values = num_kept * row_numel * dtype.itemsize
         return HEADER_BYTES + cls.fixed.size + values + index_set_nbytes(num_kept, numel // row_numel)
 
@@ -289,7 +289,7 @@ class RowSparse(Payload):
         return RowSparse(stop - start, self.rows[first:last] - start // self.row_numel, self.values[first:last])
 
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
-        # at the union of the rows, as `Dense` if that takes no more bytes
+        # the sum has the union of the rows; it is `Dense` if that takes no more bytes
         keep = keep_lost and functools.partial(self._keep_rows, keep_lost)
         if isinstance(other, Dense):
             return Dense(add_at(other.values.view(-1, self.row_numel), self.rows, self.values, keep).view(-1))
@@ -303,7 +303,7 @@ class RowSparse(Payload):
         return Dense(dense)
 
     def _keep_rows(self, keep_lost: KeepLost, start: int, lost: torch.Tensor, rows: torch.Tensor) -> None:
-        # fp32 [rows, row_numel], the rounding errors of rows
+        # `lost`: the rounding errors of these rows, fp32 [rows, row_numel]
         positions = rows[:, None] * self.row_numel + torch.arange(self.row_numel, device=rows.device)
         keep_lost(start, lost.view(-1), positions.view(-1))
 
@@ -314,17 +314,17 @@ INDEX_FORMS: tuple[IndexForm, ...] = ("local", "bitmap", "elias_fano")
 
 @dataclasses.dataclass(eq=False)
 class SparseCodes(IndexedValues):
-    """A payload that sends positions, and for each a code of 2 or 8 bits and few numbers that blocks of codes share.
+    """A payload that sends positions, a code of 2 or 8 bits for each, and a few numbers that blocks of codes share.
 
-    A slice is `Sparse` and a sum `Sparse` or `Dense`: with "two_magnitudes" in bf16, in which the magnitudes are exact,
-    otherwise in fp32.
+    A slice is `Sparse`, and a sum is `Sparse` or `Dense`: with "two_magnitudes" in bf16, because magnitudes are exact
+    in bf16; otherwise in fp32.
 
     Attributes:
         numel: number of elements of the dense tensor.
         group_size: number of elements per group; `numel` if there are no groups.
         k: number of entries per group, 1..group_size; the last group may have fewer.
-        indices: positions in the dense tensor, int64 [z], strictly ascending, k in each group; none are stored if all
-            shared numbers are zero.
+        indices: positions in the dense tensor, int64 [z], strictly ascending, k in each group. If all shared numbers
+            are zero, no position is stored.
         coding: how the values are coded.
         tables: the numbers that blocks of values share, bf16 or fp32 (`codec/value_codes.py`).
         packed: the codes, uint8 [ceil(z * bits / 8)], low bits first.
@@ -363,7 +363,7 @@ class SparseCodes(IndexedValues):
 
     @classmethod
     def packed_nbytes(cls, numel: int, group_size: int, num_entries: int, coding: ValueCoding) -> int:
-        """Return the bytes of a packed payload with this many entries, not all of them zero."""
+        """Return the bytes of a packed payload with this many entries, at least one of which is not zero."""
         indices = _form_nbytes(_shortest_form(num_entries, numel, group_size), num_entries, numel, group_size)
         return HEADER_BYTES + cls.fixed.size + coded_nbytes(coding, num_entries, numel) + indices
 
@@ -374,7 +374,7 @@ class SparseCodes(IndexedValues):
         return decode_values(self.coding, self.tables, self.packed, self.num_entries, block)
 
     def holding(self, values: torch.Tensor) -> Self:
-        """Store the decoded `values`, fp32 [z], so that they need not be computed; return the payload itself."""
+        """Store `values`, the decoded values, fp32 [z], so that they are not computed again; return this payload."""
         self.__dict__["values"] = values[: self.num_entries]
         return self
 
@@ -408,7 +408,7 @@ class SparseCodes(IndexedValues):
         return cls(numel, group_size, k, indices, coding, tables, packed)
 
     def _cut(self, start: int, stop: int) -> Payload:
-        # a part is `Sparse`, because blocks of values do not end at its borders
+        # a part is `Sparse`, because the part may begin or end inside a block of values
         if (start, stop) == (0, self.numel):
             return self
         return self.as_sparse().slice(start, stop)

@@ -1,7 +1,7 @@
 """`PackedBundle`: a bundle of payloads of one kind that were encoded in one native call.
 
-It holds the arrays that the call filled. It packs the same bytes as a bundle of its members, which are made only
-if something else than the message is needed.
+The bundle holds the arrays that the call filled, and packs them into the same bytes as a bundle of separate members.
+The members are made only if something other than the message is needed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PACK = Loop("pack_members", ctypes.c_char_p, Int, LongArray, _VALUES, Int, Byte
 
 
 class PackedBundle(Bundle):
-    """Base of the bundles that one native call encodes; all tensors lie on the CPU.
+    """Base of the bundles whose members are all encoded in one native call; all tensors lie on the CPU.
 
     Attributes:
         kind: class of the members.
@@ -60,7 +60,7 @@ class PackedBundle(Bundle):
 
     @override
     def keep_lost_with(self, keep_lost: KeepLost) -> None:
-        self.keep_lost = keep_lost  # members get it when they are made
+        self.keep_lost = keep_lost  # `payloads` passes it to the members when it makes them
 
     @override
     def shares(self, numels: Sequence[int]) -> list[Share]:
@@ -80,9 +80,10 @@ class PackedBundle(Bundle):
 
 @functools.lru_cache(maxsize=4096)
 def _sparse_layout(numel: int, count: int, dtype: torch.dtype) -> tuple[int, bytes]:
-    """Return a member's length in bytes, and how it is laid out, as a `struct member` of members.c.
+    """Return the length of a `Sparse` member in bytes, and its layout as a `struct member` of members.c.
 
-    Both depend on the length, the number of entries and their type alone, so a payload of other entries shows them.
+    Both depend only on the number of elements and the number and dtype of the entries, so they are taken from an
+    example with other entries.
     """
     example = Sparse(numel, torch.arange(count), torch.ones(count, dtype=dtype))
     header, *fields = example.fields()
@@ -112,7 +113,7 @@ class SparseBundle(PackedBundle):
     Args:
         numels: number of elements of each member.
         counts: number of entries of each member.
-        positions: int64 [all entries], of each entry in its member, ascending there.
+        positions: position of each entry in its member, int64 [all entries], ascending within each member.
         values: fp32, fp16 or bf16 [all entries]; none is zero.
     """
 
@@ -143,10 +144,10 @@ class SparseBundle(PackedBundle):
 
     @override
     def clear_in_(self, dense: torch.Tensor) -> None:
-        starts = torch.from_numpy(np.repeat(self._offsets[:-1], self.counts))  # a tenth of the time of torch's
+        starts = torch.from_numpy(np.repeat(self._offsets[:-1], self.counts))  # takes a tenth of the time of torch
         dense.index_fill_(0, self.positions + starts, 0)
 
-    clear_selected_in_ = clear_in_  # none is zero
+    clear_selected_in_ = clear_in_  # the same, because no entry is zero
 
 
 MakeCoded = Callable[[int, torch.Tensor, torch.Tensor], CodedElements]
@@ -164,14 +165,14 @@ def ternary(numel: int, packed: torch.Tensor, scalars: torch.Tensor) -> Codes:
 
 
 def two_means(numel: int, packed: torch.Tensor, scalars: torch.Tensor) -> TwoMeans:
-    """Return a payload of bits with the means that they stand for, the lower one first."""
+    """Return a payload of bits with the two means that they stand for; the lower mean is the first scalar."""
     low, high = scalars.tolist()
     return TwoMeans(numel, low, high, packed)
 
 
 @functools.lru_cache(maxsize=4096)
 def _coded_header(make: MakeCoded, numel: int, bits: int, num_scalars: int) -> tuple[bytes, int]:
-    """Return the bytes of a member that precede its scalars, and its length in bytes, unless all elements are zero."""
+    """Return a member's bytes in front of its scalars, and its length in bytes, unless all its elements are zero."""
     packed = torch.zeros(packed_nbytes(numel, bits), dtype=torch.uint8)
     example = make(numel, packed, torch.ones(num_scalars, dtype=torch.float32))
     message = example.pack().numpy().tobytes()
@@ -185,7 +186,7 @@ class CodedBundle(PackedBundle):
         make: makes a member: `sign`, `ternary` or `two_means`.
         bits: bits per code.
         numels: number of elements of each member.
-        packed: the members' codes one after another, uint8; each begins with a byte.
+        packed: the members' codes one after another, uint8; the codes of each member begin with a new byte.
         scalars: scalars of each member, fp32 [members, scalars].
     """
 
@@ -208,7 +209,7 @@ class CodedBundle(PackedBundle):
 
     @override
     def pack(self) -> torch.Tensor:
-        if 0 in self.counts:  # a member that is shorter than the others
+        if 0 in self.counts:  # a member of only zeros is shorter than the others
             return super().pack()
         codes, scalars = self.packed.numpy().data, self.scalars.numpy().tobytes()
         width, first = len(scalars) // len(self._numels), 0

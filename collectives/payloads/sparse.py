@@ -1,9 +1,10 @@
-"""Sparse, SparseLevels and Seeded: payloads with values at ascending positions, zero elsewhere.
+"""Sparse, SparseLevels and Seeded: payloads that send values at ascending positions; all other elements are zero.
 
-Sparse body: values and indices, wider type first; the header's flags say how the indices are coded
-(`codec/index_sets.py`). If the dense form is no longer, the payload is sent as `Dense` instead. If all values are
-zero, only the header is sent. SparseLevels body: low f32 | ratio f32 | indices | codes of four bits, low bits first: j
-for the magnitude low * ratio^j, plus 8 if negative. Seeded body: seed u64 | values; the positions follow from the seed.
+Sparse body: values and indices, the wider type first; the header's flags say how the indices are coded
+(`codec/index_sets.py`). If `Dense` takes no more bytes, the payload is sent as `Dense`. If all values are zero, only
+the header is sent. SparseLevels body: low f32 | ratio f32 | indices | codes of four bits, low bits first: j for the
+magnitude low * ratio^j, plus 8 if the value is negative. Seeded body: seed u64 | values; the positions follow from the
+seed.
 
 Bytes: Sparse 16 + min over codings (z v + indices), at most 16 + m v. SparseLevels 24 + min over codings (indices) +
 ceil(z / 2). Seeded 24 + z v.
@@ -55,7 +56,7 @@ _TAKE = Loop("take_levels", ByteArray, Int, Double, Double, FloatArray)
 
 
 class IndexedValues(Payload):
-    """A payload with values, floating [num_entries], at strictly ascending positions; zero elsewhere."""
+    """A payload with values, floating [num_entries], at strictly ascending positions; all other elements are zero."""
 
     addable = True
     indices: torch.Tensor
@@ -69,7 +70,7 @@ class IndexedValues(Payload):
         return self.indices
 
     def knowing(self, positions: torch.Tensor) -> Self:
-        """Store `positions`, the indices of the values, so that they need not be computed; return the payload itself.
+        """Store `positions`, the indices of the values, so that they are not computed again; return this payload.
 
         Args:
             positions: int64, strictly ascending; elements after the first `num_entries` are ignored.
@@ -103,7 +104,7 @@ class IndexedValues(Payload):
         dense.index_fill_(0, sent, 0)
 
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
-        # at the union of the positions, also where values cancel; as `Dense` if that is no longer
+        # the sum has the union of the positions, even where values cancel; it is `Dense` if that takes no more bytes
         if isinstance(other, Dense):
             mine = self.as_sparse()
             return Dense(add_at(other.values, mine.indices, mine.values, keep_lost))
@@ -116,7 +117,7 @@ class IndexedValues(Payload):
         return total._widened() if total.is_wide else total
 
     def as_sparse(self) -> Sparse:
-        """Return the same entries as `Sparse`, in the dtype in which sums are sent; it may share the memory."""
+        """Return the same entries as `Sparse`, in the dtype of sums; may share memory with this payload."""
         return Sparse(self.numel, self.positions, self.values)
 
     @override
@@ -125,7 +126,7 @@ class IndexedValues(Payload):
         return [stop - start for start, stop in itertools.pairwise(before)]
 
     def entries_before(self, borders: list[int]) -> list[int]:
-        """Return the number of values at positions below each border."""
+        """Return, for each border, the number of values at positions below it."""
         if self.positions.is_cpu:  # numpy is faster for a few numbers
             return list(np.searchsorted(self.positions.numpy(), borders).tolist())
         return torch.searchsorted(self.positions, torch.tensor(borders, device=self.device)).tolist()
@@ -134,7 +135,8 @@ class IndexedValues(Payload):
 def canonical_values(values: torch.Tensor) -> torch.Tensor:
     """Return the values with -0.0 replaced by +0.0 (copied only if needed), or an empty tensor if all are zero.
 
-    A dense sum gives 0 + -0.0 = +0.0, but merging two sparse payloads would copy a -0.0 that only one of them has.
+    This makes sparse sums equal dense sums: a dense sum gives 0 + -0.0 = +0.0, but merging two sparse payloads would
+    copy a -0.0 that only one of them has.
     """
     survey = _SURVEY.get(values.dtype)
     if survey is not None and survey.serves(values):
@@ -154,7 +156,7 @@ class Sparse(IndexedValues):
     Attributes:
         numel: number of elements of the dense tensor.
         indices: integer [z], strictly ascending, below `numel`; stored as int64.
-        values: floating [z], in the dtype that is sent; -0.0 becomes +0.0, and if all are zero, none is stored.
+        values: floating [z], in the dtype that is sent. -0.0 becomes +0.0. If all values are zero, no value is stored.
 
     Raises:
         PayloadError: `indices` and `values` are not 1-D and equally long.
@@ -178,7 +180,7 @@ class Sparse(IndexedValues):
 
     @staticmethod
     def packed_nbytes(numel: int, num_entries: int, dtype: torch.dtype) -> int:
-        """Return the bytes of a packed payload with this many entries, not all of them zero."""
+        """Return the bytes of a packed payload with this many entries, at least one of which is not zero."""
         sparse = num_entries * dtype.itemsize + index_set_nbytes(num_entries, numel)
         return HEADER_BYTES + min(sparse, numel * dtype.itemsize)
 
@@ -188,7 +190,7 @@ class Sparse(IndexedValues):
 
     @property
     def is_wide(self) -> bool:
-        """Return True if the payload would take no more bytes as `Dense`."""
+        """Return True if `Dense` would take no more bytes than this payload."""
         return self.num_entries > 0 and self.nbytes == HEADER_BYTES + self.numel * self.values.element_size()
 
     def _widened(self) -> Dense:
@@ -226,7 +228,7 @@ class Sparse(IndexedValues):
 
 
 def _indices_first(count: int, numel: int, coding: str, dtype: torch.dtype) -> bool:
-    # the wider type comes first, so that both can be read in place
+    # the wider type comes first, so that both can be read without a copy
     return coding == "coo" and coding_nbytes("coo", count, numel) > count * dtype.itemsize
 
 
@@ -237,7 +239,7 @@ LARGEST = torch.finfo(torch.float32).max
 
 @dataclasses.dataclass(eq=False)
 class SparseLevels(IndexedValues):
-    """A payload that sends indices, and for each a 4-bit code of the value low * ratio^j or -low * ratio^j, j = 0..7.
+    """A payload that sends indices, and for each a 4-bit code for one of the values +-low * ratio^j, j = 0..7.
 
     Attributes:
         numel: number of elements of the dense tensor.
@@ -313,7 +315,7 @@ class SparseLevels(IndexedValues):
 def levels(low: float, ratio: float) -> list[float]:
     """Return the eight magnitudes low * ratio^j, j = 0..7, each at most the largest fp32 number.
 
-    They are multiplied one after another in fp64, so that all machines agree.
+    Each magnitude is computed from the one before in fp64, so that all machines get the same numbers.
     """
     row = [low]
     while len(row) < NUM_LEVELS:
@@ -323,14 +325,14 @@ def levels(low: float, ratio: float) -> list[float]:
 
 @dataclasses.dataclass(eq=False)
 class Seeded(IndexedValues):
-    """A payload that sends a seed, and values at the random positions that it determines.
+    """A payload that sends a seed, and values at random positions that follow from the seed.
 
-    Every rank computes the positions as `seeded_positions(numel, z, seed)`.
+    Every rank computes the same positions, `seeded_positions(numel, z, seed)`.
 
     Attributes:
         numel: number of elements of the dense tensor.
         seed: 0..2^64 - 1, equal on all ranks of a sum.
-        values: floating [z], in the dtype that is sent, in order of their positions.
+        values: floating [z], in the dtype that is sent, in the order of their positions.
 
     Raises:
         PayloadError: there are more values than elements, or the seed is out of range.
@@ -373,7 +375,7 @@ class Seeded(IndexedValues):
         return self if (start, stop) == (0, self.numel) else self.as_sparse().slice(start, stop)
 
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
-        # `Seeded` if both have the same positions, else as other payloads with positions
+        # the sum is `Seeded` if both have the same positions; otherwise both are added as `Sparse`
         if not (isinstance(other, Seeded) and (other.seed, other.num_entries) == (self.seed, self.num_entries)):
             return self.as_sparse().add(other, keep_lost)
         total = add_values(self.values, other.values)

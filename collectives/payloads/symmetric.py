@@ -1,11 +1,11 @@
 """Payloads of symmetric matrices (lower triangle or Cholesky factor), and the function that encodes a matrix as one.
 
-The triangle needs a symmetric matrix, the factor a positive definite one. `encode_symmetric` checks that, and otherwise
-uses a form that the matrix allows; its result says which.
+A triangle needs a symmetric matrix, a Cholesky factor needs a positive definite matrix. `encode_symmetric` checks this;
+if the matrix does not allow the requested form, it uses another form, and its result says which.
 
-Both forms have (d + 1) / 2d of the elements of the whole matrix. The triangle costs no arithmetic, is exact and can be
-summed elementwise. The factor is for receivers that solve linear systems with the matrix; even if L is rounded to
-16 bits, L L^T is positive semi-definite.
+Both forms have (d + 1) / 2d of the elements of the whole matrix. The triangle needs no arithmetic, is exact, and can be
+summed element by element. The factor is for receivers that solve linear systems with the matrix: even if L is rounded
+to 16 bits, L L^T is positive semi-definite.
 """
 
 import abc
@@ -28,7 +28,7 @@ class Triangular(Payload):
 
     Attributes:
         size: d, the number of rows of the matrix.
-        values: a lower triangle row by row, floating [d (d + 1) / 2], in the dtype that is sent.
+        values: a lower triangle, row by row, floating [d (d + 1) / 2], in the dtype that is sent.
 
     Raises:
         PayloadError: `values` does not have this shape.
@@ -114,7 +114,7 @@ class Triangle(Triangular):
 
     @override
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
-        # `keep_lost` is ignored because matrices of second moments have no error feedback
+        # `keep_lost` is ignored, because there is no error feedback for matrices of second moments
         if not isinstance(other, Triangle):
             raise PayloadError(f"Triangle and {type(other).__name__} payloads cannot be added without decoding them")
         return Triangle(self.size, add_values(self.values, other.values))
@@ -133,7 +133,7 @@ class CholeskyFactor(Triangular):
     Attributes:
         size: d, the number of rows of the matrix.
         values: the lower triangle of L row by row, floating [d (d + 1) / 2], in the dtype that is sent.
-        damping: number added to the diagonal before factoring, in fp32 precision; a sum has the sum of the dampings.
+        damping: number added to the diagonal before factoring, in fp32 precision; dampings add up in a sum.
 
     Raises:
         PayloadError: `values` does not have this shape, a value is not finite, or the damping is negative or not
@@ -179,7 +179,7 @@ class CholeskyFactor(Triangular):
         return product
 
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
-        # by QR in fp32 or wider, rounded once; `keep_lost` is ignored because these matrices have no error feedback
+        # by QR in fp32 or wider, rounded once; `keep_lost` is ignored, because these matrices have no error feedback
         if not isinstance(other, CholeskyFactor):
             raise PayloadError(f"CholeskyFactor and {type(other).__name__} payloads cannot be added")
         dtype = torch.promote_types(self.values.dtype, other.values.dtype)
@@ -196,16 +196,16 @@ def _lower_factor(matrix: torch.Tensor) -> torch.Tensor:
 
 MatrixForm = Literal["cholesky", "triangle", "dense"]
 
-# A matrix counts as symmetric up to this difference from its transpose, relative to its largest element.
+# A matrix counts as symmetric if it differs from its transpose by at most this, relative to its largest element.
 MAX_ASYMMETRY = 1e-6
-# Factors of the given damping that are tried in this order until the factorisation succeeds.
+# The given damping is multiplied by these numbers, one after another, until the factorisation succeeds.
 DAMPING_TRIES = (1, 10, 100, 1000)
-# Default damping, relative to the mean of the diagonal: enough to factor a rank-deficient matrix in fp32.
+# Default damping, relative to the mean of the diagonal: large enough to factor a rank-deficient matrix in fp32.
 SHARE_OF_DIAGONAL = 1e-3
 
 
 class Fallback(enum.IntEnum):
-    """The difference between the requested and the actual form of an encoded matrix, from none to the largest."""
+    """How the form of an encoded matrix differs from the requested form, from no difference to the largest."""
 
     NONE = 0
     DAMPING = 1  # a factor with more damping than requested
@@ -219,7 +219,7 @@ class EncodedMatrix:
 
     Attributes:
         payload: the encoded matrix.
-        fallback: NONE if the payload has the requested form, otherwise the difference from that form.
+        fallback: NONE if the payload has the requested form, otherwise how its form differs.
     """
 
     payload: CholeskyFactor | Triangle | Dense
@@ -229,16 +229,16 @@ class EncodedMatrix:
 def encode_symmetric(
     matrix: torch.Tensor, form: MatrixForm, *, dtype: torch.dtype = torch.float32, damping: float = 0.0
 ) -> EncodedMatrix:
-    """Encode a symmetric matrix as a payload in the requested form.
+    """Encode a symmetric matrix as a payload in the requested form, or in the next form that the matrix allows.
 
-    If the matrix does not allow that form, use the next possible one: "cholesky" with up to 1000 times the damping,
+    The forms are, in this order: "cholesky" with the given damping, with 10, 100 and 1000 times that damping,
     "triangle", "dense".
 
     Args:
         matrix: floating [d, d].
         form: "cholesky" sends a factor of matrix + damping I, "triangle" the lower triangle, "dense" every element.
-        dtype: dtype in which values are sent; values beyond the range of fp16 become its largest value.
-        damping: number added to the diagonal for "cholesky"; sent with the factor and subtracted again on decoding.
+        dtype: dtype in which values are sent; values beyond the range of fp16 are clamped to that range.
+        damping: number added to the diagonal for "cholesky"; it is sent with the factor, and subtracted on decoding.
 
     Raises:
         PayloadError: the matrix is not square, or not finite.
@@ -264,7 +264,7 @@ def encode_symmetric(
 def cholesky(matrix: torch.Tensor, damping: float) -> torch.Tensor | None:
     """Return the Cholesky factor L with L L^T = matrix + damping I, or None if the matrix cannot be factored.
 
-    It is computed in the matrix's dtype, or in fp64 if that fails.
+    L is computed in the matrix's dtype; if that fails, in fp64.
     """
     for dtype in (matrix.dtype, torch.float64):
         damped = matrix.to(dtype, copy=True)
@@ -289,6 +289,6 @@ def positive_factor(matrix: torch.Tensor, floor: float) -> torch.Tensor:
 
 
 def relative_damping(matrix: torch.Tensor) -> float:
-    """Return a damping with which any positive semi-definite matrix [d, d] can be factored and restored accurately."""
+    """Return a damping with which any positive semi-definite matrix [d, d] can be factored and decoded accurately."""
     mean = float(matrix.diagonal().mean()) if matrix.numel() else 0.0
-    return SHARE_OF_DIAGONAL * mean if mean > 0 else 1.0  # for a zero matrix, L = I restores zeros exactly
+    return SHARE_OF_DIAGONAL * mean if mean > 0 else 1.0  # a zero matrix is decoded exactly from L = I

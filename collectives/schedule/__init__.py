@@ -1,1 +1,1 @@
-"""Describe as data which messages ranks send to each other in a sum over ranks, and execute that description."""
+"""Descriptions, as data, of the messages that ranks send to each other in a sum, and functions that execute them."""

@@ -1,4 +1,4 @@
-"""Execute the rounds of messages of a sum over ranks: in place on a bare tensor, or with packed payloads."""
+"""Execute the rounds of messages of a sum over ranks: either in place on a bare tensor, or with packed payloads."""
 
 import functools
 import itertools
@@ -14,15 +14,15 @@ from collectives.transport import messages
 from collectives.transport.base import Pending, ReduceOp, Transport, wait_all
 from collectives.transport.messages import bound_nbytes, combine_, sum_wires
 
-# (first element in the wire tensor, rounding errors of the sums from there on, fp32)
+# Called with the rounding errors, fp32, of consecutive sums: (index of the first of them in the wire tensor, errors).
 WireLost = Callable[[int, torch.Tensor], None]
 
 
 def lost_on_wire(payload: Payload) -> WireLost | None:
     """Return a function that passes rounding errors to `payload.keep_lost`; None if `keep_lost` is None.
 
-    The function gets the index of the first error in the tensor that this element-wise payload sends; `keep_lost` gets
-    the indices in the dense tensor that the payload stands for.
+    The function is called with the index of the first error in the tensor that this element-wise payload sends. It
+    calls `keep_lost` with indices in the dense tensor that the payload stands for.
     """
     if (keep_lost := payload.keep_lost) is None:
         return None
@@ -49,7 +49,7 @@ def lost_on_wire(payload: Payload) -> WireLost | None:
 EAGER_BYTES = 16 << 20
 
 
-# Receive buffers, reused from call to call: touching new pages costs as much as adding the message.
+# Receive buffers, reused by later calls because touching new memory pages takes as long as adding the message.
 Scratch = dict[torch.dtype, torch.Tensor]
 
 
@@ -63,15 +63,16 @@ def run_in_place(
 ) -> None:
     """Replace `wire` with the sum over ranks, by executing rounds of messages. Every rank must call this function.
 
-    Elements that are collected in a round are added in rank order at its end, and rounded once.
+    Contributions that are collected in a round are added in rank order at the end of the round, and rounded once.
 
     Args:
         transport: connects the ranks.
         wire: the tensor to sum, 1-D, mutated.
-        rounds: the rounds of this rank; those of all ranks must match.
+        rounds: this rank's rounds; they must match the rounds of the other ranks.
         op: how to combine two elements.
-        scratch: memory for received messages by dtype, reused from call to call; mutated.
-        lost: called with the first element and the errors, fp32, of rounding this rank's sums to 16 bits.
+        scratch: memory for received messages by dtype, reused by later calls; mutated.
+        lost: called with the rounding errors, fp32, of the sums that this rank rounds to 16 bits: (index of the first
+            of these elements, errors).
     """
     is_eager = wire.nbytes <= EAGER_BYTES and not transport.in_step
     buffers = _buffers(wire, rounds, scratch, is_eager=is_eager)
@@ -107,8 +108,9 @@ def run_in_place(
 def _buffers(wire: torch.Tensor, rounds: list[Round], scratch: Scratch, *, is_eager: bool) -> list[list[torch.Tensor]]:
     """Return the receive buffer of each message of each round.
 
-    The buffer of a message that replaces elements is a part of `wire`; others lie in scratch memory. If `is_eager`,
-    every round has separate memory. Otherwise two areas alternate, because buffers are posted at most one round ahead.
+    A message that replaces elements is received into its part of `wire`; other messages go to scratch memory. If
+    `is_eager`, every round has separate memory. Otherwise rounds use two areas in turn, because buffers are posted at
+    most one round ahead.
     """
     needs = [sum(message.numel for message in round_.receives if message.effect != "replace") for round_ in rounds]
     most = max(needs, default=0)
@@ -134,11 +136,11 @@ class PackedPieces:
 
     Args:
         transport: connects the ranks.
-        payload: this rank's contribution; its `keep_lost` gets the rounding errors of this rank's sums.
-        layout: sizes of the payloads, the same on all ranks; limits the length of messages.
+        payload: this rank's contribution; its `keep_lost` is called with the rounding errors of this rank's sums.
+        layout: sizes of the payloads, the same on all ranks; determines the longest possible messages.
 
     Attributes:
-        held: payloads by their place (start, stop, number); pieces at other places are cut from them.
+        held: payloads by their place (start, stop, number); a piece at any other place is cut from one of them.
     """
 
     def __init__(self, transport: Transport, payload: Payload, layout: Layout) -> None:
@@ -147,7 +149,7 @@ class PackedPieces:
         self._keep_lost = payload.keep_lost
         self.held: dict[Place, Payload] = {(0, layout.numel, 0): payload}
         self._collected: dict[Place, dict[int, Payload]] = {}
-        self._packed: dict[tuple[Piece, ...], torch.Tensor] = {}  # received messages are passed on without packing
+        self._packed: dict[tuple[Piece, ...], torch.Tensor] = {}  # so that a received message is not packed again
         self._complete: list[Place] = []
 
     def __getitem__(self, place: Place) -> Payload:
@@ -160,14 +162,14 @@ class PackedPieces:
         return self.held[smallest].slice(start - smallest[0], stop - smallest[0])
 
     def terms(self, place: Place) -> list[Payload]:
-        """Return all ranks' payloads at `place`, (start, stop, number), as far as this rank has them, in rank order."""
+        """Return the payloads at `place`, (start, stop, number), of the ranks that sent theirs here, in rank order."""
         by_rank = {**self._collected.get(place, {}), self._transport.rank: self[place]}
         return [by_rank[rank] for rank in sorted(by_rank)]
 
     def total(self) -> Payload:
-        """Return the sum over all ranks as one payload, once all rounds of messages have run.
+        """Return the sum over all ranks as one payload; call this after all rounds of messages.
 
-        Parts without elements are left out, unless all are empty.
+        The payload omits parts without elements, unless all parts are empty.
         """
         places = sorted(self._complete)
         return together([self[place] for place in places if place[0] < place[1]] or [self[places[0]]])
@@ -176,9 +178,10 @@ class PackedPieces:
         """Execute rounds one after another: send this rank's pieces, and apply the received ones.
 
         Args:
-            rounds: the rounds of this rank.
-            combine: returns what this rank holds at a place after a round in which it has collected the payloads of
-                others there, given the payloads of all ranks in rank order; None to leave them as they are.
+            rounds: this rank's rounds.
+            combine: called after a round in which this rank has collected the payloads of other ranks at a place, with
+                the place and the payloads of all ranks in rank order; returns the payload to hold there. None: nothing
+                is combined.
         """
         for round_ in rounds:
             self.apply(round_, self.post(round_))
@@ -190,7 +193,7 @@ class PackedPieces:
     def post(self, round_: Round) -> Callable[[], list[torch.Tensor]]:
         """Start sending and receiving the messages of a round.
 
-        Return a function that waits for them and returns the received ones, as `apply` needs it.
+        Return a function for `apply`, which waits for all messages and returns the received ones.
         """
         sends = [(self._pack(message), message.peer) for message in round_.sends]
         receives = [(bound_nbytes(message.numel, self._num_leaves), message.peer) for message in round_.receives]
@@ -200,7 +203,8 @@ class PackedPieces:
         """Wait for the messages of a round with `wait`, and apply each received message as its `effect` says.
 
         Raises:
-            PayloadError: a message is damaged, or has another number of elements; what is collected may have any.
+            PayloadError: a message is damaged, or has the wrong number of elements. A message with effect "collect" may
+                have any number of elements.
         """
         for message, buffer in zip(round_.receives, wait(), strict=True):
             received = unpack(buffer)
@@ -223,7 +227,7 @@ class PackedPieces:
                     self._collected.setdefault(place, {})[message.peer] = part
 
     def add(self, piece: Piece, first: Payload, second: Payload) -> Payload:
-        """Return the sum of two payloads of the elements of a piece, of which one was received."""
+        """Return the sum of two payloads for a piece, one of which was received."""
         return first.add(second, shifted(self._keep_lost, piece.start))
 
     def _pack(self, message: PieceMessage) -> torch.Tensor:
@@ -233,8 +237,8 @@ class PackedPieces:
             bound = bound_nbytes(message.numel, self._num_leaves)
             self._packed[pieces] = packed = messages.pack(payload, self._transport, bound)
             is_result = len(pieces[0].terms) == self._transport.world_size
-            if is_result and any(piece.place not in self._complete for piece in pieces):  # completed on this rank
-                self._replace(pieces, unpack(packed))  # the owner decodes the same bytes as all others
+            if is_result and any(piece.place not in self._complete for piece in pieces):  # this rank completed the sum
+                self._replace(pieces, unpack(packed))  # decode the sent bytes here too, as all other ranks do
         return self._packed[pieces]
 
     def _replace(self, pieces: Sequence[Piece], payload: Payload) -> None:

@@ -1,7 +1,8 @@
 """Rounds: descriptions of the messages that one rank sends and receives at the same time.
 
-One rank's part of a sum is a list of rounds, which follows from the layout of the payloads: their sizes and dtypes, the
-same on all ranks. The lists of all ranks match: each message that one rank sends, another receives, in the same order.
+Each rank executes a list of rounds in a sum. The list follows from the layout, which is the sizes and dtypes of the
+payloads, the same on all ranks. The lists of all ranks match: every message that one rank sends is received by its
+target, in the same order.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from collectives.payloads.base import Payload, balanced_borders
 from collectives.payloads.bundle import Bundle
 
-Key = tuple[int, ...]  # ids of the layers in a message, in the order in which they lie in it
+Key = tuple[int, ...]  # ids of the layers in a message, in the order of their elements
 Stretch = tuple[int, int]  # (first element, one past the last)
 
 
@@ -35,7 +36,7 @@ class LayerStretch(NamedTuple):
     stop: int
 
 
-UNEVEN = 1.1  # where the longest part exceeds the mean part by this factor, blocks are split if they may be
+UNEVEN = 1.1  # if the longest part is this many times as long as the mean part, blocks are split where that is allowed
 
 _OF_ITEMSIZE = {1: torch.uint8, 2: torch.float16, 4: torch.float32, 8: torch.float64}
 
@@ -59,7 +60,7 @@ class Leaf(NamedTuple):
 
     @property
     def is_full(self) -> bool:
-        """Return True if the tensor that is sent holds all elements, so that any part of the payload has its class."""
+        """Return True if the sent tensor has all elements; then any part of the payload has the payload's class."""
         return self.wire is not None and self.wire[0] == self.numel
 
 
@@ -79,7 +80,7 @@ class Layout:
 
     @classmethod
     def of(cls, payload: Payload, key: Key = ()) -> Self:
-        """Return the sizes and dtypes in this payload as a `Layout`; all ranks of a sum get the same from theirs."""
+        """Return the sizes and dtypes in this payload as a `Layout`, which is the same on all ranks of a sum."""
         return cls(
             tuple(
                 Leaf(
@@ -106,13 +107,13 @@ class Layout:
 
     @functools.cached_property
     def itemsize(self) -> int | None:
-        """Return the bytes of one element if all payloads are element-wise and have one dtype; otherwise None."""
+        """Return the bytes of one element if all payloads are element-wise with the same dtype; otherwise None."""
         types = {None if leaf.wire is None else leaf.wire[1] for leaf in self.leaves}
         dtype = types.pop() if len(types) == 1 else None
         return None if dtype is None else dtype.itemsize
 
     def by_type(self) -> list[tuple[int, ...]]:
-        """Return the indices of the payloads (`leaves`), grouped by dtype; one group if one is not element-wise."""
+        """Return the indices of the payloads (`leaves`) by dtype; a single group if any payload is not element-wise."""
         by_type: dict[torch.dtype, tuple[int, ...]] = {}
         for index, leaf in enumerate(self.leaves):
             if leaf.wire is None:
@@ -123,8 +124,8 @@ class Layout:
     def by_layer(self) -> list[Layout]:
         """Return one layout per layer.
 
-        A payload of several layers that cannot be cut between them has one layout. If payloads and layers do not match,
-        as for the factors of a low-rank compressor, the list holds only this layout.
+        If a payload of several layers cannot be cut between these layers, they share one layout. If payloads and layers
+        do not match, as for the factors of a low-rank compressor, the list holds only this layout itself.
         """
         numels = list(self.layer_numels or (leaf.numel for leaf in self.leaves))
         ids, parts = list(self.key), []
@@ -143,7 +144,7 @@ class Layout:
     def chunks(self, num_chunks: int) -> list[Stretch]:
         """Return (first element, one past the last) of each chunk of a balanced partition of the message.
 
-        If `itemsize` is not None, chunks divide the wire tensor; otherwise the elements that the payloads represent.
+        If `itemsize` is None, chunks divide the elements that the payloads represent; otherwise the wire tensor.
         """
         if self.itemsize is None:
             return self.cuts(num_chunks)
@@ -153,8 +154,8 @@ class Layout:
     def cuts(self, num_parts: int) -> list[Stretch]:
         """Return (first element, one past the last) of each part of a balanced partition of the payloads' elements.
 
-        Payloads can be cut at the borders of the parts. If a part would be more than 10 % longer than the mean, the
-        payloads that can be cut inside their blocks are cut there.
+        The borders of the parts are elements at which the payloads can be cut: between blocks, unless a part would be
+        more than 10 % longer than the mean part. Then payloads that can be cut inside their blocks are cut there.
         """
         borders = _borders_between_blocks([(leaf.numel, leaf.alignment) for leaf in self.leaves], num_parts)
         longest = max(stop - start for start, stop in itertools.pairwise(borders))
@@ -166,7 +167,7 @@ class Layout:
     def nearest_cuts(self, positions: Sequence[int]) -> list[int]:
         """Return, for each position, the nearest element at which the message can be cut between blocks.
 
-        Positions count as in `chunks`: a wire tensor can be cut anywhere.
+        Positions are indices as in `chunks`: if they are indices of a wire tensor, it can be cut at any element.
         """
         if self.itemsize is not None:
             return [*positions]
@@ -174,13 +175,13 @@ class Layout:
 
 
 def stretches_between(key: Key, borders: Sequence[int], start: int, stop: int) -> list[LayerStretch]:
-    """Return the parts of layers that lie in a range of a message's elements, without empty ones.
+    """Return the parts of layers that lie in a range of a message's elements, without empty parts.
 
     Args:
         key: ids of the layers in the message.
         borders: first element of each of these layers, and the number of elements of the message.
         start: first element of the range.
-        stop: one past its last element.
+        stop: one past the last element of the range.
     """
     touched = range(bisect.bisect_right(borders, start) - 1, bisect.bisect_left(borders, stop))
     cut = (LayerStretch(key[i], max(start - borders[i], 0), min(stop, borders[i + 1]) - borders[i]) for i in touched)
@@ -188,15 +189,15 @@ def stretches_between(key: Key, borders: Sequence[int], start: int, stop: int) -
 
 
 def leaves(payload: Payload) -> tuple[Payload, ...]:
-    """Return the payloads in a bundle, or the payload itself if it is no bundle."""
+    """Return the payloads in a bundle; for another payload, return only that payload."""
     return tuple(payload.payloads) if isinstance(payload, Bundle) else (payload,)
 
 
 def _borders_between_blocks(stretches: Sequence[tuple[int, int]], num_parts: int) -> list[int]:
     """Return num_parts + 1 borders that divide consecutive ranges of blocks into parts of nearly equal length.
 
-    A single range is divided into whole blocks; its last block may be shorter. With several, each border is the
-    possible cut nearest to an even partition.
+    A single range is divided into whole blocks; its last block may be shorter. If there are several ranges, each border
+    is the cut between blocks that is nearest to an even partition.
 
     Args:
         stretches: (number of elements, elements per block) of each range.
@@ -209,7 +210,7 @@ def _borders_between_blocks(stretches: Sequence[tuple[int, int]], num_parts: int
 
 
 def _nearest_cuts(stretches: Sequence[tuple[int, int]], positions: Sequence[int]) -> list[int]:
-    """Return the cut between blocks that is nearest to each position; `stretches` as in `_borders_between_blocks`."""
+    """Return, for each position, the nearest cut between blocks; `stretches` is as in `_borders_between_blocks`."""
     offsets = [0, *itertools.accumulate(numel for numel, _ in stretches)]
 
     def nearest_cut(position: int) -> int:
@@ -222,7 +223,7 @@ def _nearest_cuts(stretches: Sequence[tuple[int, int]], positions: Sequence[int]
     return [nearest_cut(position) for position in positions]
 
 
-# How a receiver applies a message: it replaces the own elements, is added to them in this order, or is kept as a term.
+# How a receiver applies a message: replaces its own elements, adds in this order, or keeps the message as a term.
 ReceiveEffect = Literal["replace", "own + received", "received + own", "collect"]
 Place = tuple[int, int, int]  # (start, stop, number) of a piece
 
@@ -248,7 +249,7 @@ class Piece(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Return (start, stop, number), which identify the piece also after other ranks' contributions were added."""
+        """Return (start, stop, number), which identify the piece even after contributions of other ranks are added."""
         return self.start, self.stop, self.number
 
 
@@ -291,15 +292,15 @@ class Round:
     receives: list[PieceMessage] = dataclasses.field(default_factory=list)
 
     def send(self, peer: int, *pieces: Piece) -> None:
-        """Add a message to send; parts of a wire tensor that have no elements are not sent."""
+        """Add a message to send; a part of a wire tensor without elements is not sent."""
         if (message := PieceMessage(peer, pieces)).numel or self.itemsize is None:
             self.sends.append(message)
 
     def receive(self, peer: int, *pieces: Piece, effect: ReceiveEffect = "replace") -> None:
-        """Add a message to receive; parts of a wire tensor that have no elements are not sent.
+        """Add a message to receive; a part of a wire tensor without elements is not sent.
 
-        A message that replaces elements of a wire tensor may be received in place and posted early: it contains what
-        this rank sent from there, so it cannot arrive before that send has completed.
+        A message that replaces elements of a wire tensor may be received in place, and its buffer may be posted early.
+        The message contains what this rank sent from these elements, so it cannot arrive before that send is complete.
         """
         if (message := PieceMessage(peer, pieces, effect)).numel or self.itemsize is None:
             self.receives.append(message)

@@ -1,7 +1,7 @@
 """Waves: arrays of the messages that all ranks send in one step of a sum; a sum is a list of waves.
 
 Predictions and `auto` use waves; the author of a collective writes only rounds. The rounds of all ranks describe the
-same messages, but list the contributing ranks of each piece, which would need too much memory for thousands of ranks.
+same messages, but rounds list the contributing ranks of each piece, which takes too much memory for thousands of ranks.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ class Wave(NamedTuple):
     """Messages that depend only on earlier waves: a rank sends them once it has received its messages of those waves.
 
     Attributes:
-        sources, targets: ranks, int [messages]; with `each_to_each` int [s] and int [t].
-        nbytes: bytes of the messages, int [messages]; with `each_to_each` broadcastable to [s, t].
+        sources: ranks that send, int [messages]; if `each_to_each`, int [s].
+        targets: ranks that receive, int [messages]; if `each_to_each`, int [t].
+        nbytes: bytes of the messages, int [messages]; if `each_to_each`, broadcastable to [s, t].
         each_to_each: True if every source sends to every target except itself.
         merged: True if receivers add the message to their own elements; bool [messages], or one bool for all.
     """
@@ -47,7 +48,7 @@ class Wave(NamedTuple):
     def messages(self) -> tuple[Ints, Ints, Ints]:
         """Return the source, target and bytes of each message, int [messages] each.
 
-        With `each_to_each`, there is a message for each source and each other target.
+        If `each_to_each`, there is one message from each source to each target, except from a rank to itself.
         """
         if not self.each_to_each:
             return self.sources, self.targets, self.nbytes
@@ -62,10 +63,10 @@ class Lengths:
     """A rule that computes the bytes of messages from the pieces (ranges of elements) in them.
 
     Attributes:
-        packed: (start, stop, terms) -> (payloads, bytes), for pieces that are packed; int [pieces] each. Given are each
-            piece's first element, one past its last, and the number of contributions merged in it; returned are the
-            number of payloads in each piece and their total bytes. Each of several payloads in a piece is padded to a
-            multiple of 8 bytes.
+        packed: (start, stop, terms) -> (payloads, bytes), for packed pieces; int [pieces] each. The arguments are each
+            piece's first element, one past its last element, and the number of contributions merged in it. The results
+            are the number of payloads in each piece and their total bytes. If a piece has several payloads, each is
+            padded to a multiple of 8 bytes.
         itemsize: bytes of an element if messages are parts of a wire tensor; None if they are packed payloads.
     """
 
@@ -101,7 +102,7 @@ class Lengths:
         return np.where(several == 1, _sums(nbytes, first, last), padded)
 
     def answered_densely(self, starts: Ints | None = None) -> Lengths:
-        """Return a rule like this one, except that pieces are sent as dense fp32.
+        """Return a copy of this rule for pieces that are sent as dense fp32.
 
         If `starts` is given, only the pieces whose first element is in `starts` are dense.
         """
@@ -117,7 +118,7 @@ class Lengths:
         return Lengths(packed)
 
     def kept_apart(self) -> Lengths:
-        """Return a rule like this one, for pieces whose contributions are sent as separate payloads, not merged."""
+        """Return a copy of this rule for pieces whose contributions are sent as separate payloads, not merged."""
 
         def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
             payloads, nbytes = self.packed(start, stop, np.ones_like(terms))
@@ -128,7 +129,7 @@ class Lengths:
         return Lengths(packed)
 
     def cut_at(self, cuts: Sequence[tuple[int, int]]) -> Lengths:
-        """Return a rule like this one, for sums that consist of one payload per range (start, stop) in `cuts`."""
+        """Return a copy of this rule for sums that consist of one payload per range (start, stop) in `cuts`."""
 
         def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
             payloads, nbytes = self.packed(start, stop, terms)
@@ -147,7 +148,7 @@ class Lengths:
 
 
 def _as_arrays(stretches: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
-    # the first elements, and the elements past the last
+    # (first elements, elements after the last ones)
     start, stop = np.array(stretches, dtype=np.int64).reshape(-1, 2).T
     return start, stop
 
@@ -190,10 +191,10 @@ class _Progress:
     _has_sent: bool = False
 
     def advance(self, under_way: collections.Counter[tuple[int, int]]) -> Iterator[tuple[Round, PieceMessage]]:
-        """Yield the messages that this rank can send before it must wait for one from another rank.
+        """Yield the messages that this rank can send before it must wait for a message from another rank.
 
-        Messages that the rank receives meanwhile are removed from `under_way`, which counts the messages that were sent
-        and not received, by (source, target).
+        `under_way` counts, by (source, target), the messages that were sent and not yet received; messages that the
+        rank receives in this call are removed from it.
         """
         self.moved = False
         while self.left:
@@ -231,8 +232,8 @@ def waves_of(
 
     Return None if the collective does not describe its messages (`Collective.rounds` returns None).
 
-    The waves of this project's collectives are computed for all ranks at once. Those of other collectives are derived
-    from the rounds of every rank.
+    The waves of the collectives in this project are computed for all ranks at once; the waves of other collectives are
+    derived from the rounds of every rank.
 
     Args:
         collective: the collective.
@@ -252,7 +253,7 @@ def waves_of(
 
 
 def _ring(collective: Ring | Native, n: int, layout: Layout, lengths: Lengths, weights: Ints) -> Iterator[Wave]:
-    """Yield the messages of a ring all-reduce, step by step; they also stand for a backend's own all-reduce."""
+    """Yield the messages of a ring all-reduce, step by step; also used for the backend's own all-reduce."""
     start, stop = _as_arrays(layout.chunks(n))
     ranks, lengths = np.arange(n), dataclasses.replace(lengths, itemsize=layout.itemsize)
     contributions = np.concatenate([[0], np.cumsum(np.tile(weights, 2))])
@@ -434,7 +435,7 @@ def _spread(groups: Sequence[range], nbytes: int) -> Iterator[Wave]:
         yield Wave(sources[there], targets[there], np.full(np.count_nonzero(there), nbytes))
 
 
-# By the class that defines the rounds.
+# By the class that defines `rounds`.
 _OF_CLASS: dict[type, Callable[..., Iterable[Wave] | None]] = {
     Ring: _ring,
     Native: _ring,

@@ -1,7 +1,7 @@
 """The interface of transports, which send all messages between ranks and count their bytes.
 
-`sockets.py` implements it over its own TCP connections, `process_group.py` over torch.distributed (gloo, NCCL) and
-`shared_memory.py` through memory that all ranks map. Every wait has a time limit, and knows for which rank it waits.
+`sockets.py` implements it over its own TCP connections, `process_group.py` over torch.distributed (gloo, NCCL), and
+`shared_memory.py` over memory that all ranks map. Every wait is for a known rank and has a time limit.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class WakeupEvent:
     """An event that any thread can set (`ring`), and that is readable like a socket until it is cleared (`silence`).
 
     Attributes:
-        is_ringing: True if the event is set; cheap to read, without a system call. A thread whose poll finds the event
-            readable also sets it, because `silence` may have run in the middle of `ring`.
+        is_ringing: True if the event is set; reading it needs no system call. A thread whose poll finds the event
+            readable must set it too, because `silence` may have run in the middle of `ring`.
     """
 
     def __init__(self) -> None:
@@ -41,12 +41,12 @@ class WakeupEvent:
 
     def ring(self) -> None:
         """Set the event; any thread may call this method."""
-        self.is_ringing = True  # first, so that a thread that the byte wakes sees it
-        with contextlib.suppress(BlockingIOError):  # the buffer is full of unread rings, so it rings already
+        self.is_ringing = True  # before the byte is sent, so that a thread that the byte wakes finds it set
+        with contextlib.suppress(BlockingIOError):  # the buffer is full of unread bytes, so the event is readable
             self._ringer.send(b"\0")
 
     def silence(self) -> None:
-        """Clear the event; call this before looking for the work that `ring` announced, so that no work is missed."""
+        """Clear the event. Call this before looking for the announced work, so that no later `ring` is missed."""
         if not self.is_ringing:
             return
         self.is_ringing = False
@@ -60,7 +60,7 @@ class WakeupEvent:
         self._ringer.close()
 
 
-# Purpose of a message. "replicas": model replicas are made equal for evaluation or saving, outside training steps.
+# Purpose of a message. "replicas": makes model replicas equal for evaluation or saving, outside training steps.
 Purpose = Literal["gradient", "control", "state", "activation", "replicas"]
 ReduceOp = Literal["sum", "max"]
 
@@ -69,7 +69,7 @@ class TransportError(RuntimeError):
     """A rank was lost, or did not answer in time.
 
     Attributes:
-        lost_rank: number of that rank, or None if it is unknown.
+        lost_rank: number of the rank that was lost or late; None if it is unknown.
     """
 
     def __init__(self, message: str, lost_rank: int | None = None) -> None:
@@ -78,7 +78,7 @@ class TransportError(RuntimeError):
 
 
 class MembershipError(RuntimeError):
-    """A rank cannot take part in a job whose ranks may leave, or too few are left; one sentence for the user."""
+    """A rank cannot join a job whose ranks may leave, or too few ranks are left; the message is one sentence."""
 
 
 class RunEnded(Exception):
@@ -92,8 +92,8 @@ class Traffic:
     Attributes:
         messages: number of messages sent.
         nbytes: bytes sent.
-        seconds: time spent in calls of the transport, waiting included.
-        from_formula: True if some bytes were computed instead of counted, because a backend's own collective sent them.
+        seconds: time spent in calls of the transport, including waiting.
+        from_formula: True if some bytes were computed instead of counted, because the backend's all-reduce sent them.
     """
 
     messages: int = 0
@@ -110,9 +110,9 @@ class Traffic:
         )
 
     def since(self, before: Traffic) -> Traffic:
-        """Return the messages, bytes and seconds added since `before`, an earlier copy of this object.
+        """Return the messages, bytes and seconds that were added after `before`, an earlier copy of this object.
 
-        `from_formula` of the result covers all traffic.
+        `from_formula` of the result is that of this object.
         """
         return Traffic(
             messages=self.messages - before.messages,
@@ -142,7 +142,7 @@ class Ledger:
         Args:
             nbytes: bytes of all these messages together.
             messages: number of messages.
-            from_formula: True if `nbytes` was computed, because a backend's own collective sends the messages.
+            from_formula: True if `nbytes` was computed, because the backend's own all-reduce sends the messages.
         """
         entry = self.traffic[self.purpose]
         entry.messages += messages
@@ -172,9 +172,9 @@ class Stopwatch:
 
 
 class Pending:
-    """An operation of a transport, such as a send or receive, that is under way.
+    """An operation of a transport, such as a send or a receive, that may still be running.
 
-    An object of this class itself stands for an operation that is already done.
+    An instance of this base class stands for an operation that is already done.
     """
 
     def wait(self) -> None:
@@ -224,15 +224,15 @@ class Transport(abc.ABC):
     in the order in which they were sent, even if they were sent through different views.
 
     Attributes:
-        members: the number of each rank of this transport in the original transport, of which it may be a view.
+        members: the number of each rank of this transport in the transport from which views were made.
         names: the number of each rank of this transport among all ranks of the job, for messages to the user.
         rank: number of this process within this transport, 0..world_size-1.
         world_size: number of ranks of this transport.
         device: device on which tensors must lie.
         timeout_s: longest wait for any one message, in seconds.
         ledger: counts the messages that this rank sends; shared with all views of this transport.
-        in_step: True if one `post` must contain both the sends and the receives of an exchange, as NCCL's group calls
-            need. Otherwise a receive may be posted before the matching send, which saves a round trip.
+        in_step: True if the sends and receives of an exchange must be in the same `post`, as NCCL's group calls need.
+            False if a receive may be posted before the matching send, which saves a round trip.
     """
 
     members: Sequence[int]
@@ -253,7 +253,7 @@ class Transport(abc.ABC):
     def timeout_error(self, rank: int) -> TransportError:
         """Find out which rank is lost, and return the error to raise.
 
-        Call this after a wait for `rank` exceeded `timeout_s`.
+        Call this method after a wait for `rank` took longer than `timeout_s`.
         """
 
     @contextlib.contextmanager
@@ -268,12 +268,12 @@ class Transport(abc.ABC):
     def interrupted_by(self, bell: WakeupEvent) -> AbstractContextManager[None]:
         """Return a context manager in which a wait for a message returns early if the event `bell` is set.
 
-        The caller must wait for that message again later. Backends whose waits cannot be interrupted ignore the event.
+        The caller must wait for that message again later. If a backend cannot interrupt waits, `bell` has no effect.
         """
         return contextlib.nullcontext()
 
     def send(self, tensor: torch.Tensor, to: int) -> Pending:
-        """Start sending a contiguous tensor to rank `to`; it must not change before `wait` has returned."""
+        """Start sending a contiguous tensor to rank `to`; the tensor must not change before `wait` has returned."""
         return self.post([(tensor, to)], [])[0]
 
     def receive_into(self, tensor: torch.Tensor, source: int) -> Pending:
@@ -287,7 +287,7 @@ class Transport(abc.ABC):
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
         """Start sending and receiving several messages; return one `Pending` for each receive, then for each send.
 
-        If the peers post matching messages, the order of waiting cannot cause a deadlock. Tensors must not be empty.
+        If the peers post matching messages, no order of waiting causes a deadlock. Tensors must not be empty.
         """
 
     def send_receive(
@@ -300,8 +300,8 @@ class Transport(abc.ABC):
             receives: (upper bound of the length in bytes, sending rank).
 
         Returns:
-            A function that waits for all messages and returns one uint8 buffer per receive, at least as long as its
-            message; the message's header gives its length.
+            A function that waits for all messages and returns one uint8 buffer per receive. A buffer may be longer than
+            its message; the length is in the message's header.
         """
         buffers = [torch.empty(bound, dtype=torch.uint8, device=self.device) for bound, _ in receives]
         pendings = self.post(sends, [(buffer, source) for buffer, (_, source) in zip(buffers, receives, strict=True)])
@@ -316,22 +316,22 @@ class Transport(abc.ABC):
     def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
         """Start the backend's own all-reduce of a tensor, in place. Every rank must call this method.
 
-        It runs asynchronously if the backend can. All ranks must start several all-reduces in the same order. The bytes
-        are not counted but computed, by the formula of a ring.
+        The all-reduce is asynchronous if the backend supports that. All ranks must start all-reduces in the same order.
+        The bytes are computed by the formula of a ring instead of counted.
         """
 
     def all_reduce_scalars(self, values: Sequence[float], op: ReduceOp = "max") -> list[float]:
         """Return the element-wise sum or maximum over ranks of a few numbers. Every rank must call this method.
 
         Numbers are combined in float64 in rank order; the messages are counted as control. Each rank sends its numbers
-        to all others at once, which takes one latency.
+        to all other ranks at once, so the call takes the latency of one message.
         """
         return self.start_all_reduce_scalars(values, op)()
 
     def start_all_reduce_scalars(self, values: Sequence[float], op: ReduceOp = "max") -> Callable[[], list[float]]:
-        """Start `all_reduce_scalars`; return a function that waits for it and returns its result.
+        """Start `all_reduce_scalars`; return a function that waits for the messages and returns the result.
 
-        Call that function once.
+        Call that function only once.
         """
         mine = torch.tensor(list(values), dtype=torch.float64, device=self.device)
         rows = [mine if rank == self.rank else torch.empty_like(mine) for rank in range(self.world_size)]
@@ -354,8 +354,8 @@ class Transport(abc.ABC):
     def view(self, ranks: Sequence[int]) -> Self:
         """Return a transport among `ranks` only, which are numbered from 0 in the given order.
 
-        This rank must be in `ranks`. Every rank in `ranks` must call this method, at the same place in the order of its
-        calls.
+        This rank must be in `ranks`. Every rank in `ranks` must call this method, and must make its calls of this
+        transport in the same order.
         """
         part = copy.copy(self)
         part.members = [self.members[rank] for rank in ranks]
@@ -368,7 +368,7 @@ class Transport(abc.ABC):
 
 
 class SingleRank(Transport):
-    """The transport of a job with a single rank, which has no other rank to send to."""
+    """The transport of a job with a single rank, which sends no messages."""
 
     @override
     def __init__(self, device: torch.device | None = None) -> None:
@@ -389,4 +389,4 @@ class SingleRank(Transport):
 
     @override
     def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
-        return Pending()  # a sum of one term is that term
+        return Pending()  # the sum over one rank is the tensor itself

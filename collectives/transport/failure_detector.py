@@ -1,12 +1,12 @@
-"""Failure detector: every rank runs a ping server, and a rank whose wait timed out pings all others.
+"""Failure detector: every rank runs a ping server, and a rank whose wait timed out pings all other ranks.
 
-A rank knows only the peer it waited for, which may itself be waiting for another. A rank that does not answer pings is
-lost. If all answer, one of them is merely late; it is found by following the chain of waits. Ranks write the addresses
-of their ping servers, the peers they wait for, and their verdicts into the rendezvous store. The first verdict counts,
-so that all ranks name the same rank even if those that failed first have already exited.
+When a wait times out, a rank knows only the peer it waited for, which may itself be waiting for another rank. A rank
+that does not answer pings is lost. If all ranks answer, one of them is only late; it is found by following the chain of
+waits. Each rank writes three things into the rendezvous store: the address of its ping server, the peer it waits for,
+and its verdict. The first verdict counts, so all ranks name the same rank, even if the first ranks to fail have exited.
 
-The store runs on one rank's machine. If it does not answer, no verdict can be shared; a rank then keeps its ping server
-open a little longer, for ranks that fail a little later.
+The store runs on the machine of one rank. If the store does not answer, ranks cannot share a verdict; a rank then keeps
+its ping server open a little longer, for ranks that fail a little later.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class PingServer:
     """A server that answers every connection with one byte, in its own thread, until it is closed.
 
     Args:
-        host: this machine's address; the server uses any free port.
+        host: this machine's address; the server chooses a free port.
 
     Attributes:
         address: the address to connect to.
@@ -54,7 +54,7 @@ class PingServer:
     def close(self) -> None:
         """Stop the server; later connections are refused."""
         self._closed.set()
-        with contextlib.suppress(OSError):  # wakes the thread on Linux; on systems that refuse it, `close` does
+        with contextlib.suppress(OSError):  # wakes the thread on Linux; on other systems `close` wakes it
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
 
@@ -70,7 +70,7 @@ class PingServer:
 
 
 def ping_all(addresses: Mapping[int, Address], within_s: float) -> dict[int, bool]:
-    """Ping ranks, and return for each whether its process answers; ranks on unreachable machines are left out.
+    """Ping ranks; return, for each rank whose machine is reachable, True if its process answers and False if not.
 
     A machine also counts as reachable if it refuses the connection, or accepts it for a process that is stopped.
 
@@ -84,7 +84,7 @@ def ping_all(addresses: Mapping[int, Address], within_s: float) -> dict[int, boo
 
 
 def _ping(address: Address, timeout_s: float) -> bool | None:
-    """Return True if the ping server at this address answers; None if its machine is unreachable."""
+    """Return True if the ping server at this address answers, False if not, and None if its machine is unreachable."""
     try:
         connection = socket.create_connection(address, timeout_s)
     except ConnectionRefusedError:
@@ -97,9 +97,9 @@ def _ping(address: Address, timeout_s: float) -> bool | None:
 
 
 def own_host(meeting_point: str) -> str:
-    """Return this machine's address as other machines see it: the one from which it reaches host `meeting_point`.
+    """Return the address that this machine uses to reach host `meeting_point`; other machines see it as this address.
 
-    If that host is unreachable, no other machine can take part, and the result is the loopback address, as in gloo.
+    If that host is unreachable, no other machine can take part, so the result is the loopback address, as in gloo.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(meeting_point, 1, type=socket.SOCK_DGRAM)[0]
@@ -111,10 +111,10 @@ def own_host(meeting_point: str) -> str:
 
 
 def host_seen_by_others(store: Store) -> str:
-    """Return this machine's address as the machines that share a rendezvous store see it."""
+    """Return this machine's address as seen by the other machines that use the same rendezvous store."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
-    # without a TCP store: this machine's name on the interface that gloo uses
+    # if the store is not a TCP store: the address of this machine's name on the interface that gloo uses
     name = "localhost" if os.environ.get("GLOO_SOCKET_IFNAME") == "lo" else socket.gethostname()
     return interface_host(own_host(store.host if isinstance(store, TCPStore) else name))
 
@@ -129,11 +129,10 @@ class Diagnosis:
     """The cause of a failed wait for another rank.
 
     Attributes:
-        lost: ranks that do not answer pings any more.
-        late: a rank that answers but did not take part in time; None if ranks are lost, or if no rank can be named.
-        is_cut_off: True if none of several other machines is reachable, so that probably this machine's own network
-            link is down.
-        is_split: True if the only other machine is unreachable, so that the network link of either may be down.
+        lost: ranks that no longer answer pings.
+        late: the rank that answers but did not take part in time; None if ranks are lost, or if the rank is unknown.
+        is_cut_off: True if this rank reaches none of several other machines, so probably its own network link is down.
+        is_split: True if there is one other machine and it is unreachable, so the link of either machine may be down.
     """
 
     lost: tuple[int, ...] = ()
@@ -146,7 +145,7 @@ class FailureDetector:
     """Answer pings from other ranks, and find out which rank is lost after a wait has failed.
 
     Args:
-        store: rendezvous store that all ranks share; a clone that nothing else uses.
+        store: rendezvous store that all ranks share; a clone of the store that only this object uses.
         rank: number of this rank.
         host: this machine's address as other machines see it.
         grace_s: longest wait for the answer to a ping, in seconds.
@@ -169,10 +168,10 @@ class FailureDetector:
         self._append("ping_servers", [rank, *self.ping_server.address])
 
     def publish(self, world_size: int) -> None:
-        """Tell the other ranks that this one has joined, wait for them up to `grace_s`, and read their addresses."""
+        """Tell the other ranks that this rank has joined; wait up to `grace_s` for them, and read their addresses."""
         if self._store.add("num_joined", 1) >= world_size:
             self._store.set("all_joined", "")
-        with contextlib.suppress(RuntimeError):  # timed out: the ranks that have joined are known
+        with contextlib.suppress(RuntimeError):  # timed out: use the addresses of the ranks that have joined
             self._store.wait(["all_joined"], datetime.timedelta(seconds=self._grace_s))
         self._addresses = self._read_addresses()
 
@@ -180,13 +179,13 @@ class FailureDetector:
         """Return the cause of a failed wait; takes up to about twice `grace_s`.
 
         Args:
-            group: name of the process group, which cannot be used after its first failure.
-            ranks: the members of the process group, as numbers of the whole job.
-            waited_for: the rank that this rank waited for; None if it waited for all of them.
+            group: name of the process group; it cannot be used after its first failure.
+            ranks: the members of the process group, numbered among all ranks of the job.
+            waited_for: the rank that this rank waited for; None if it waited for all members.
 
         Returns:
-            The cause; None if it is unknown, because the store is unreachable and this rank does not know all
-            addresses.
+            The cause; None if it is unknown, because the store is unreachable and this rank does not know the address
+            of every member.
         """
         addresses = _within(self._grace_s / 2, lambda: self._announce(group, waited_for))
         has_store = addresses is not None
@@ -205,7 +204,7 @@ class FailureDetector:
         return self._read_addresses()
 
     def _ping(self, others: Sequence[int], waited_for: int | None, *, all_joined: bool) -> Diagnosis | None:
-        """Ping other ranks, and return the cause of the failed wait as far as this rank knows it, or None.
+        """Ping other ranks; return the cause of the failed wait, or None if this rank cannot know it.
 
         Args:
             others: ranks to ping.
@@ -225,14 +224,14 @@ class FailureDetector:
         return Diagnosis() if len(answers) == len(others) else None
 
     def _agree(self, group: str, verdict: Diagnosis, waited_for: int | None) -> Diagnosis:
-        """Return the diagnosis on which all ranks agree: the one that a rank wrote into the store first.
+        """Return the diagnosis on which all ranks agree: the first that any rank wrote into the store.
 
         Args:
             group: name of the process group.
-            verdict: the diagnosis of this rank, which is returned if the agreed one names this rank as late.
+            verdict: this rank's own diagnosis; it is returned if the agreed diagnosis says that this rank is late.
             waited_for: the rank that this rank waited for; None if it waited for all of them.
         """
-        if not verdict.lost:  # the last rank in the chain of waits is late; no rank is, if this one waited for all
+        if not verdict.lost:  # the late rank is the last in the chain of waits; None if this rank waited for all
             waits = dict(self._entries(f"{group}/waits"))
             chain = [self._rank]
             while waited_for is not None and waited_for not in chain:
@@ -251,7 +250,7 @@ class FailureDetector:
         self._store.append(key, json.dumps(entry) + "\n")  # type: ignore[attr-defined]
 
     def _entries(self, key: str) -> list[list[Any]]:
-        """Return what all ranks appended under a key of the rendezvous store; this rank must have appended too."""
+        """Return the entries that all ranks appended to a key of the store; this rank must have appended one too."""
         return [json.loads(line) for line in self._store.get(key).splitlines()]
 
 

@@ -1,11 +1,11 @@
-"""Create memory that all ranks of a transport map, and synchronise stores and loads in it.
+"""Create memory that all ranks of a transport map, and make the writes of one rank visible to the others.
 
 Layout: header page | lines, in whole pages | data. A line is 128 bytes that one rank writes; its 64-bit numbers tell
 the other ranks about the progress of that rank. Aligned 8-byte stores are atomic.
 
-Cache flushes and memory fences are for memory in which the ranks' caches do not see each other's stores. An example is
-memory that several hosts map through CXL, unless the device supports back-invalidation. The instructions are compiled
-once with the system's C compiler, and the library is stored in the user's cache folder.
+If the caches of the ranks do not see each other's stores, cache flushes and memory fences are needed. An example is
+memory that several hosts map through CXL, unless the device supports back-invalidation. The functions for them are
+compiled once with the system's C compiler, into a library in the user's cache folder.
 
 Source: Intel 64 manual, CLFLUSHOPT and SFENCE; Arm ARM, DC CIVAC and DSB.
 """
@@ -35,7 +35,7 @@ from collectives.transport.base import Transport
 from collectives.transport.memory_region import Region, reserve, rounded_up
 
 PAGE = 4096
-LINE = 128  # two cache lines, because processors fetch them in pairs
+LINE = 128  # two cache lines, because processors fetch cache lines in pairs
 MAGIC = int.from_bytes(b"gradwire", "little")
 
 _HEADER = struct.Struct("<QQ16s")
@@ -74,10 +74,11 @@ void flush_lines(const void *start, size_t nbytes) {
 
 
 class CacheLines(NamedTuple):
-    """The functions of a compiled library that flushes cache lines and orders loads and stores.
+    """Functions that flush cache lines and order loads and stores, from a compiled library.
 
     Attributes:
-        flush: (address, nbytes) -> None: writes cache lines back and drops them, so that the next load reads memory.
+        flush: (address, nbytes) -> None: writes cache lines back and removes them from the cache, so that the next load
+            reads memory.
         fence: () -> None: prevents the processor from reordering loads and stores across this call.
     """
 
@@ -87,7 +88,7 @@ class CacheLines(NamedTuple):
 
 @functools.cache
 def cache_lines() -> CacheLines:
-    """Return functions that flush cache lines, from a library that is compiled if the user's cache folder has none.
+    """Return functions that flush cache lines; compile their library if the user's cache folder does not have it.
 
     Raises:
         OptionError: there is no C compiler, or the compiler fails.
@@ -116,19 +117,19 @@ def cache_lines() -> CacheLines:
 
 
 def stores_are_ordered() -> bool:
-    """Return True if other processors see the stores of this processor in program order without memory fences."""
+    """Return True if other processors see this processor's stores in program order, even without memory fences."""
     return platform.machine() in ("x86_64", "AMD64")
 
 
 class SharedMemory:
-    """A memory region that all ranks map, as one rank uses it: a header page, lines and data.
+    """One rank's view of a memory region that all ranks map: a header page, lines and data.
 
-    A line is 128 bytes that one rank writes, to tell the others about its progress.
+    A line is 128 bytes that one rank writes, to tell the other ranks about its progress.
 
     Args:
         region: the mapped memory, at least `nbytes_of(num_lines, ...)` bytes long.
         num_lines: number of lines (128 bytes that one rank writes) in front of the data.
-        helper: memory fences and cache flushes; None if the processor orders stores and caches are coherent.
+        helper: memory fences and cache flushes; None if stores are ordered and caches are coherent.
         coherent: True if ranks see each other's stores without flushing caches.
 
     Attributes:
@@ -146,7 +147,7 @@ class SharedMemory:
     def format(self, nonce: bytes) -> None:
         """Write a header with `nonce`, random bytes that identify this memory, and zero all lines.
 
-        Call this method on one rank only, before any other rank reads.
+        Call this method on one rank only, before any other rank reads the memory.
         """
         self._numbers[:] = 0
         header = bytearray(_HEADER.pack(MAGIC, len(self._numbers), nonce))
@@ -154,7 +155,7 @@ class SharedMemory:
         self.synchronize(self.region.memory[: PAGE + self._lines.nbytes])
 
     def check(self, nonce: bytes) -> None:
-        """Check that `format` was called for this memory with the same `nonce` (random bytes that identify it).
+        """Check that `format` was called for this memory with the same `nonce`, random bytes that identify the memory.
 
         Raises:
             OptionError: this is other memory, such as a file of the same name on another machine.
@@ -197,9 +198,10 @@ class SharedMemory:
         return values
 
     def synchronize(self, part: torch.Tensor) -> None:
-        """Make writes to `part` visible to the other ranks, or theirs to this rank; flush caches if necessary.
+        """Make this rank's writes to `part` visible to the other ranks, and the other ranks' writes to this rank.
 
-        Call this between writing and announcing, and before reading what another rank announced.
+        Call this after writing and before announcing, and before reading what another rank has announced. If memory is
+        coherent, nothing is done; otherwise caches are flushed.
 
         Args:
             part: a part of the region's memory.
@@ -207,14 +209,14 @@ class SharedMemory:
         self.synchronize_at(part.data_ptr(), part.nbytes)
 
     def synchronize_at(self, address: int, nbytes: int) -> None:
-        """Make writes to `nbytes` bytes at an address visible to the other ranks, or theirs to this rank."""
+        """Make writes to `nbytes` bytes at an address visible between this rank and the other ranks."""
         if not self._coherent:
             assert self._helper is not None  # non-coherent memory is never mapped without it
             self._helper.flush(address, nbytes)
 
 
 def nbytes_of(num_lines: int, data_nbytes: int) -> int:
-    """Return the length, in bytes, of a memory region with a header page, `num_lines` lines of 128 bytes and data."""
+    """Return the bytes of a memory region with a header page, `num_lines` lines of 128 bytes, and data."""
     return PAGE + rounded_up(LINE * num_lines, PAGE) + data_nbytes
 
 
@@ -230,15 +232,15 @@ def map_together(
         place: a folder, the name of a new file, or a DAX device; the argument of rank 0 is used.
         num_lines: number of lines (128 bytes that one rank writes) in front of the data; they are zero at first.
         data_nbytes: length of the data in bytes; the data is not initialised.
-        coherent: True if ranks see each other's stores without flushing caches; None if they do, and DAX devices are
-            to be refused.
-        smaller: what the user should choose, for the error message if there is not enough memory.
+        coherent: True if ranks see each other's stores without flushing caches; False if caches must be flushed.
+            None: as True, but a DAX device is refused.
+        smaller: what the error message advises the user to choose if there is not enough memory.
 
     Raises:
         OptionError: there is not enough memory, the path does not exist, or memory is not coherent and caches cannot be
             flushed. The error is raised on all ranks.
     """
-    transport.barrier()  # no rank still uses memory that was there before
+    transport.barrier()  # afterwards no rank still uses earlier memory at this place
     memory, text, problem = None, None, "pool: another rank cannot map the region; see its message"
     try:
         if transport.rank == 0:
@@ -265,9 +267,10 @@ def map_together(
 def _create(
     place: Path, num_lines: int, data_nbytes: int, coherent: bool | None, smaller: str
 ) -> tuple[SharedMemory | None, dict[str, Any]]:
-    """Create the shared memory region on rank 0, and return it with a message for the other ranks.
+    """Create the shared memory region on rank 0; return the memory, and a message for the other ranks.
 
-    The message says where the region is, or holds an error message under the key "problem".
+    The message says where the region is. If the region cannot be created, the memory is None, and the message holds an
+    error message under the key "problem".
     """
     try:
         helper = _helper(coherent)
@@ -301,7 +304,7 @@ def _join(transport: Transport, offer: dict[str, Any], num_lines: int, coherent:
 
 
 def _helper(coherent: bool | None) -> CacheLines | None:
-    # None: processor and caches do not need fences and flushes
+    # returns None if this processor needs no fences and flushes
     try:
         return None if coherent is not False and stores_are_ordered() else cache_lines()
     except OSError as error:
@@ -315,13 +318,13 @@ SLEEP_S = 50e-6
 
 
 class SpinThenSleep:
-    """The pauses between the checks of a polling loop: short ones at first, later sleeps of 50 microseconds.
+    """The pauses of a polling loop between its checks: short pauses at first, later sleeps of 50 microseconds.
 
     Args:
         timeout_s: longest duration of the loop, in seconds.
 
     Attributes:
-        looks: number of pauses so far; set it to 0 to return to short pauses, which leaves the deadline as it is.
+        looks: number of pauses so far. Set it to 0 to return to short pauses; the deadline stays the same.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -329,7 +332,7 @@ class SpinThenSleep:
         self.looks = 0
 
     def pause(self) -> bool:
-        """Pause before the next check; return False if `timeout_s` has passed."""
+        """Pause before the next check; return False if the loop has lasted longer than `timeout_s`, otherwise True."""
         self.looks += 1
         if self.looks <= LOOKS_BEFORE_SLEEP:
             os.sched_yield()

@@ -28,7 +28,7 @@ class DaxDevice(NamedTuple):
     Attributes:
         path: path of the device, such as ``/dev/dax0.0``.
         nbytes: size of the device in bytes.
-        alignment: bytes of which offsets and lengths of mappings must be multiples.
+        alignment: offsets and lengths of mappings must be multiples of this number of bytes.
     """
 
     path: Path
@@ -37,7 +37,7 @@ class DaxDevice(NamedTuple):
 
 
 def dax_device(path: Path, sysfs: Path = SYSFS) -> DaxDevice | None:
-    """Return the DAX device at this path; None if the kernel knows no device there."""
+    """Return the DAX device at this path; None if the kernel lists no such device."""
     facts = sysfs / "bus" / "dax" / "devices" / path.name
     try:
         return DaxDevice(path, int((facts / "size").read_text()), int((facts / "align").read_text()))
@@ -55,10 +55,10 @@ def dax_devices(sysfs: Path = SYSFS) -> list[DaxDevice]:
 def claim(device: DaxDevice, nbytes: int) -> tuple[int, int] | None:
     """Lock `nbytes` bytes of a DAX device that no other memory region of this host uses.
 
-    The kernel keeps the locks of all processes, and releases those of a process that ends.
+    The kernel keeps the locks of all processes; it releases a process's locks when the process ends.
 
     Returns:
-        (offset of the locked part, file descriptor that holds the lock until it is closed); None if there is no room.
+        (offset of the locked part, file descriptor that holds the lock until it is closed); None if no part is free.
 
     Raises:
         OSError: the device cannot be opened.
@@ -77,12 +77,12 @@ def claim(device: DaxDevice, nbytes: int) -> tuple[int, int] | None:
     return None
 
 
-# Files without a name that this process created -> handles that keep them until every rank has mapped them.
+# Files without a name that this process created -> file descriptors; open until every rank has mapped the file.
 _nameless: dict[Path, int] = {}
 
 
 class Region:
-    """Memory that several processes map; released with the last tensor that refers to it.
+    """Memory that several processes map; it is released with the last tensor that refers to it.
 
     Attributes:
         path: the file or device that is mapped.
@@ -96,7 +96,7 @@ class Region:
             path: the file or device.
             nbytes: length of the region.
             offset: first byte of the region in the file or device.
-            claim: file descriptor to close when the region is released; it holds the lock on a part of a device.
+            claim: file descriptor that holds the lock on a part of a device; closed when the region is released.
 
         Raises:
             OSError: the path cannot be opened or mapped.
@@ -116,9 +116,9 @@ class Region:
         self.memory = torch.frombuffer(mapping, dtype=torch.uint8)
 
     def remove_name(self) -> None:
-        """Delete the name of the region's file; the memory stays mapped. A device file, such as `/dev/dax0.0`, stays.
+        """Delete the name of the region's file; the memory stays mapped. A device file, such as `/dev/dax0.0`, is kept.
 
-        The rank that created the file calls this once all ranks have mapped it.
+        The rank that created the file calls this method once all ranks have mapped the file.
         """
         if not self._is_device:
             _remove(self.path)
@@ -137,10 +137,10 @@ def reserve(path: Path, nbytes: int, smaller: str, sysfs: Path = SYSFS) -> Exten
     """Reserve memory for a region, in a new file or on a DAX device.
 
     Args:
-        path: a folder, in which a file is created (without a name if possible, so that no file remains when ranks are
-            killed); the name of a new file; or a DAX device.
+        path: a folder, the name of a new file, or a DAX device. In a folder a file is created, without a name if
+            possible, so that no file remains when ranks are killed.
         nbytes: length of the region in bytes.
-        smaller: what the user should choose, for the error message if there is not enough memory.
+        smaller: what the error message advises the user to choose if there is not enough memory.
         sysfs: folder in which the kernel describes devices.
 
     Returns:
@@ -157,7 +157,7 @@ def reserve(path: Path, nbytes: int, smaller: str, sysfs: Path = SYSFS) -> Exten
         raise OptionError(f"pool: path={path} is not possible: {error.strerror}; give a folder or a new file") from None
     try:
         with file.open("r+b") as opened:
-            os.posix_fallocate(opened.fileno(), 0, nbytes)  # otherwise writing to a full tmpfs kills the process
+            os.posix_fallocate(opened.fileno(), 0, nbytes)  # without it, writing to a full tmpfs kills the process
     except OSError as error:
         _remove(file)
         raise OptionError(
@@ -169,7 +169,7 @@ def reserve(path: Path, nbytes: int, smaller: str, sysfs: Path = SYSFS) -> Exten
 def _make(path: Path) -> Path:
     """Create an empty file in a folder or at a new path; return a path at which this machine's ranks can open it."""
     if path.is_dir() and sys.platform == "linux":
-        with contextlib.suppress(OSError):  # some file systems have no files without a name
+        with contextlib.suppress(OSError):  # some file systems do not support files without a name
             handle = os.open(path, os.O_RDWR | os.O_TMPFILE, 0o600)
             file = Path(f"/proc/{os.getpid()}/fd/{handle}")
             _nameless[file] = handle

@@ -14,14 +14,14 @@ _SPARE_LEAVES = 1024
 
 
 def bound_nbytes(numel: int, num_leaves: int) -> int:
-    """Return an upper bound, in bytes, of a packed payload or sum; all ranks know it without communication.
+    """Return an upper bound, in bytes, for a packed payload or sum; every rank can compute it without communication.
 
-    A payload is never longer than its elements in full, plus a bitmap, plus headers and fixed fields; a sum may consist
-    of more pieces than the payload. A generous bound costs nothing: memory that no message fills is never touched.
+    A payload is at most as long as all its elements, a bitmap, headers and fixed fields together. A sum may consist of
+    more pieces than the payload. A generous bound costs nothing, because memory that no message fills is never touched.
 
     Args:
         numel: number of elements of the payload.
-        num_leaves: number of payloads in a bundle, or 1.
+        num_leaves: number of payloads in the bundle; 1 if the payload is not a bundle.
     """
     return (_WIDEST_ELEMENT + 1) * numel + _PER_LEAF * (num_leaves + _SPARE_LEAVES)
 
@@ -32,10 +32,10 @@ def pack(payload: Payload, transport: Transport, bound: int | None = None) -> to
     Args:
         payload: the payload to send.
         transport: the transport that will send it.
-        bound: size of the receivers' buffers in bytes; None if receivers are told the length first.
+        bound: size of the receivers' buffers in bytes; None if the length is sent to the receivers first.
 
     Raises:
-        PayloadError: the message is longer than `bound`, which would end a receiving gloo process.
+        PayloadError: the message is longer than `bound`; a gloo process that received it would end.
     """
     packed = payload.pack().to(transport.device)
     if bound is not None and packed.numel() > bound:
@@ -110,11 +110,11 @@ def binomial_links(rank: int, world_size: int, source: int = 0) -> tuple[int | N
     return parent, children
 
 
-Lost = Callable[[torch.Tensor], None]  # called with the rounding errors of a sum, fp32, as many as it has elements
+Lost = Callable[[torch.Tensor], None]  # called with the rounding error of each element of a sum, fp32
 
 
 def combine_(into: torch.Tensor, incoming: torch.Tensor, op: ReduceOp = "sum", lost: Lost | None = None) -> None:
-    """Replace `into` with `into + incoming`, or with their maximum, element by element.
+    """Replace `into`, element by element, with `into + incoming` or with the maximum of the two.
 
     16-bit floats are added in fp32 and rounded once; a sum beyond their range becomes the largest finite number of its
     sign. Integers wrap. NaN stays NaN in sums and maxima. `lost` is called with the rounding errors of 16-bit sums.
@@ -141,8 +141,8 @@ def sum_wires(
     Args:
         wires: one tensor per rank, in rank order, all of the same length and dtype.
         op: "sum" or "max".
-        out: the tensor to write into and return, of the same length and dtype; must not overlap the third and later
-            ones of `wires`. None for a new tensor.
+        out: the tensor to write into and return, of the same length and dtype; must not overlap `wires[2:]`. None for a
+            new tensor.
         lost: called with the rounding errors, fp32, of 16-bit sums of two or more tensors.
     """
     out = torch.empty_like(wires[0]) if out is None else out

@@ -1,9 +1,10 @@
 """A transport over torch.distributed: gloo between processes on CPUs, NCCL between GPUs.
 
-The two backends differ. gloo lets a receive buffer be longer than its message but ends the process if it is shorter;
-after one time-out every later call on that pair of ranks fails; its errors name a port and never a rank, so each
-`Pending` remembers its peer. NCCL needs equal lengths on both sides and one group call for messages in both
-directions, so there a message of unknown length is preceded by its length, as 8 bytes of control traffic.
+The two backends differ. gloo allows a receive buffer to be longer than its message, but ends the process if the buffer
+is shorter. After one time-out, every later call of gloo for that pair of ranks fails. gloo's errors name a port but no
+rank, so each `Pending` remembers its peer. NCCL needs equal lengths on both sides, and a single group call for messages
+in both directions; so with NCCL, a message of unknown length follows a message with its length, 8 bytes of control
+traffic.
 """
 
 import collections
@@ -33,7 +34,7 @@ from collectives.transport.failure_detector import failure_detector
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
-_WORDS_OF_BACKENDS = ("gloo", "Wait timeout")  # in plain RuntimeErrors of gloo and of a rendezvous store in a file
+_WORDS_OF_BACKENDS = ("gloo", "Wait timeout")  # in the RuntimeErrors of gloo and of a rendezvous store in a file
 
 _num_backends: collections.Counter[tuple[str, tuple[int, ...]]] = collections.Counter()
 
@@ -42,8 +43,8 @@ class ProcessGroupTransport(Transport):
     """A transport over one process group of torch.distributed, used from one thread.
 
     Args:
-        group: the process group, which `close` destroys; use a separate `dist.new_group()`, because two threads on one
-            gloo group corrupt sums silently. None for the default group, which is not destroyed.
+        group: the process group, which `close` destroys. Use a separate `dist.new_group()`, because two threads that
+            use one gloo group corrupt sums silently. None for the default group, which is not destroyed.
         device: device of the tensors. None for the CPU (gloo) or the current GPU (NCCL).
         timeout_s: longest wait for any one message, in seconds.
 
@@ -58,8 +59,8 @@ class ProcessGroupTransport(Transport):
         group = group if group is not None else dist.group.WORLD
         if group is None:
             raise TransportError("torch.distributed is not initialised; call init_process_group first")
-        # Shared with views: the group of all ranks, and those of views for the backend's own collectives, by their
-        # ranks in it. gloo frees the threads and sockets of a group with the last reference to it.
+        # Shared with views. Key None: the group of all ranks. Other keys: the ranks of a view, whose group is for the
+        # backend's own collectives. gloo frees a group's threads and sockets with the last reference to the group.
         self._groups: dict[tuple[int, ...] | None, dist.ProcessGroup] = {None: group}
         self.group_name = str(group.group_name)
         self.in_step = dist.get_backend(self._group) == "nccl"
@@ -84,9 +85,9 @@ class ProcessGroupTransport(Transport):
         with self.ledger.timed():
             for tensor, _ in sends:
                 self.ledger.book(tensor.nbytes)
-            if self.in_step:  # one group call, whose messages complete together
+            if self.in_step:  # a single group call, whose messages all complete together
                 return self._post_together(sends, receives)
-            # receives first: a gloo message without a posted buffer takes another round trip
+            # receives first, because a gloo message without a posted buffer takes another round trip
             return [self._start(self._group.recv, *receive) for receive in receives] + [
                 self._start(self._group.send, *send) for send in sends
             ]
@@ -115,7 +116,7 @@ class ProcessGroupTransport(Transport):
 
     @override
     def close(self) -> None:
-        """Destroy the process group, unless it is the default group, and the process groups of views.
+        """Destroy the process groups of views, and the process group itself unless it is the default group.
 
         A second call does nothing.
         """
@@ -126,7 +127,7 @@ class ProcessGroupTransport(Transport):
         if group == dist.group.WORLD:
             self._groups[None] = group
             return
-        with contextlib.suppress(ValueError):  # already destroyed, together with all others
+        with contextlib.suppress(ValueError):  # already destroyed, together with all other groups
             dist.destroy_process_group(group)
 
     def _start(
@@ -137,7 +138,7 @@ class ProcessGroupTransport(Transport):
             work = function([tensor], self.members[peer], 0)
         except RuntimeError as error:
             raise self.timeout_error(peer, str(error)) from error
-        return _Operation(self, [work], [tensor], peer)  # gloo reads or writes the tensor until the message is done
+        return _Operation(self, [work], [tensor], peer)  # gloo uses the tensor until the message is done
 
     def _post_together(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
         operations = [
@@ -153,8 +154,8 @@ class ProcessGroupTransport(Transport):
     def _backend(self) -> dist.ProcessGroup:
         """Return a process group of exactly this transport's ranks, for the backend's own collectives.
 
-        A view creates its group without torch's registry: `dist.new_group` must be called by every rank of the job, and
-        with `use_local_synchronization` ranks later disagree about the names of groups.
+        The group of a view is created without torch's registry, because every rank of the job would have to call
+        `dist.new_group`, and with `use_local_synchronization` ranks later disagree about the names of groups.
         """
         members = tuple(self.members)
         if members == tuple(range(self._group.size())):
@@ -169,7 +170,7 @@ class ProcessGroupTransport(Transport):
                 backend: object = dist.ProcessGroupNCCL(store, self.rank, self.world_size, options)
             else:
                 backend = dist.ProcessGroupGloo(store, self.rank, self.world_size, self._timeout)
-            self._groups[members] = cast(dist.ProcessGroup, backend)  # it has the same methods
+            self._groups[members] = cast(dist.ProcessGroup, backend)  # a backend has the same methods as a group
         return self._groups[members]
 
     @override
@@ -180,7 +181,7 @@ class ProcessGroupTransport(Transport):
             rank: the rank that this rank waited for; None if it waited for all ranks.
             reason: message of the backend's error.
         """
-        # all ranks of the group, not only of this view: a peer here may be waiting for a rank outside of the view
+        # ping all ranks of the group, not only of this view: a peer may itself wait for a rank outside the view
         ranks = dist.get_process_group_ranks(self._group)
         peer = None if rank is None else self.names[rank]
         verdict = self._failure_detector.find_lost(self.group_name, ranks, peer)
@@ -211,13 +212,13 @@ class ProcessGroupTransport(Transport):
 
 
 def backend_failure(error: RuntimeError) -> TransportError | None:
-    """Return an error that names the lost rank after the backend or the rendezvous store failed; takes some seconds.
+    """Find out which rank is lost after the backend or the rendezvous store failed; takes some seconds.
 
     Args:
         error: an error that DDP or `torch.distributed` raised for the default process group.
 
     Returns:
-        The error to raise; None if `error` did not come from the backend or the store.
+        The error to raise, which names the lost rank; None if `error` did not come from the backend or the store.
     """
     if not isinstance(error, dist.DistError) and not any(words in str(error) for words in _WORDS_OF_BACKENDS):
         return None
@@ -226,13 +227,13 @@ def backend_failure(error: RuntimeError) -> TransportError | None:
 
 @dataclasses.dataclass(eq=False)
 class _Operation(Pending):
-    """An operation of the backend: a message, all messages of one NCCL group call, or an all-reduce.
+    """An operation of the backend: one message, all messages of one NCCL group call, or an all-reduce.
 
     Attributes:
         transport: the transport that started the operation.
-        works: the backend's handles of the operation; empty once it is done.
+        works: the backend's handles of the operation; empty once the operation is done.
         kept: objects that must stay alive until the operation is done, such as its tensors.
-        peer: the rank that is waited for; None if all ranks are.
+        peer: the rank for which this rank waits; None if it waits for all ranks.
     """
 
     transport: ProcessGroupTransport
@@ -254,7 +255,7 @@ class _Operation(Pending):
 
 
 def gather_json(own: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Gather one JSON value from each rank of the group, and return all values in rank order on every rank.
+    """Return one JSON value from each rank of the group, in rank order, on every rank.
 
     Every rank of the group must call this function.
 
@@ -266,7 +267,7 @@ def gather_json(own: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
 
 
 def gather_bytes(own: bytes, group: dist.ProcessGroup | None = None) -> list[bytes]:
-    """Gather bytes, of any length, from each rank of the group, and return them in rank order on every rank.
+    """Return bytes, of any length, from each rank of the group, in rank order, on every rank.
 
     Every rank of the group must call this function.
 

@@ -1,9 +1,9 @@
-"""Rendezvous: every rank gets a TCP connection to every other rank, and other programs cannot connect.
+"""Rendezvous: open a TCP connection between every two ranks, and refuse connections from other programs.
 
-Every rank listens on the interface that gloo would use, only while ranks connect, and writes its address and a random
-token into the rendezvous store. A rank that connects sends the token of the rank that it wants to reach, and its own
-number. The other rank answers with the caller's token, which only ranks with access to the store know. A connection
-that sends anything else is closed.
+Every rank listens on the interface that gloo would use, only until all ranks are connected. It writes its address and a
+random token into the rendezvous store. A rank that connects to another rank sends the other rank's token and its own
+number. The other rank answers with the caller's token. Only ranks with access to the store know the tokens; a
+connection that sends anything else is closed.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _MOST_STRANGERS = 64
 
 
 def interface_host(otherwise: str) -> str:
-    """Return this machine's address on the first network interface that GLOO_SOCKET_IFNAME names, or `otherwise`."""
+    """Return this machine's address on the first interface in GLOO_SOCKET_IFNAME; `otherwise` if there is none."""
     name = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     found = psutil.net_if_addrs().get(name, [])
     families = socket.AF_INET, socket.AF_INET6
@@ -40,10 +40,10 @@ def connect_all(store: Store, rank: int, world_size: int, host: str, timeout_s: 
     """Connect this rank to every other rank by TCP. Every rank must call this function.
 
     Args:
-        store: rendezvous store that these ranks share and use for no other rendezvous.
+        store: rendezvous store that only these ranks use, and only for this rendezvous.
         rank: number of this rank, 0..world_size-1.
         world_size: number of ranks.
-        host: this machine's address as others see it; this rank listens only there, until all are connected.
+        host: this machine's address as other machines see it; this rank listens there until all ranks are connected.
         timeout_s: longest time until all ranks are connected, in seconds.
 
     Returns:
@@ -90,7 +90,7 @@ def _connect(store: Store, peer: int, deadline: float, rank: int) -> socket.sock
 
 
 def _await_answer(sock: socket.socket, peer: int, token: bytes, deadline: float) -> None:
-    """Wait for the peer's answer, which must be this rank's own token: it proves that the peer can read the store."""
+    """Wait until the peer answers with this rank's own token, which proves that the peer can read the store."""
     answer = b""
     try:
         while len(answer) < _TOKEN_BYTES:
@@ -110,7 +110,7 @@ class _Acceptor:
     Args:
         listener: the listening socket.
         token: token of this rank, which ranks that connect must send.
-        expected: the token with which to answer each expected rank, by rank.
+        expected: for each expected rank, the token with which to answer it.
     """
 
     def __init__(self, listener: socket.socket, token: bytes, expected: dict[int, bytes]) -> None:
@@ -157,10 +157,10 @@ class _Acceptor:
     def _receive(self, sock: socket.socket) -> int | None:
         """Read a part of the greeting that a connected program sends.
 
-        When the greeting is complete: answer it and return its rank if that rank is expected, otherwise close the
-        socket. Return None in all other cases.
+        If the greeting is complete and comes from an expected rank, answer it and return the rank. If it is complete
+        but wrong, close the socket. In all other cases return None.
         """
-        if sock not in self._received:  # closed since it became readable
+        if sock not in self._received:  # another event has closed it since it became readable
             return None
         try:
             part = sock.recv(_GREETING.size - len(self._received[sock]))

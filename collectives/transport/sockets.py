@@ -1,12 +1,12 @@
-"""A transport over its own TCP sockets, between ranks on CPUs; the backend's own all-reduces still use the backend.
+"""A transport over its own TCP sockets, between ranks on CPUs; a backend's own all-reduce still runs on the backend.
 
 gloo's thread wakes up for every packet; here a single thread does everything, and the kernel wakes it when a message
-has arrived. Messages move while their rank posts or waits, and a wait for one message moves all that are under way, so
-ranks that send each other long messages in a circle do not deadlock. Bytes that fit into the kernel's buffer are sent
-at once.
+has arrived. Messages are transferred while their rank posts or waits. A wait for one message transfers all messages
+under way, so ranks that send each other long messages in a circle do not deadlock. Bytes that fit into the kernel's
+buffer are sent at once.
 
-If one connection fails, the rank closes all of its connections: ranks that wait for this one then fail as well, and
-all find out together which rank is lost.
+If one connection fails, the rank closes all its connections. Then the ranks that wait for this rank fail as well, and
+all ranks find out together which rank is lost.
 """
 
 import collections
@@ -49,7 +49,7 @@ Wait = Callable[[MovedMessage, int], None]
 
 
 class SocketSend(MovedMessage):
-    """A message to send over a socket; it keeps its tensor alive until the kernel has taken all bytes."""
+    """A message to send over a socket; it keeps its tensor alive until the kernel has accepted all bytes."""
 
     def __init__(self, peer: int, wait: Wait, tensor: torch.Tensor) -> None:
         super().__init__(peer, wait)
@@ -57,7 +57,7 @@ class SocketSend(MovedMessage):
         self._left = [memoryview(_LENGTH.pack(len(body))), body]
 
     def move(self, sock: socket.socket) -> bool:
-        """Send as many bytes as the kernel takes, and return `is_done`.
+        """Send as many bytes as the kernel accepts, and return `is_done`.
 
         Raises:
             OSError: the error of `sendmsg`, such as BlockingIOError if the kernel's buffer is full.
@@ -77,11 +77,11 @@ class SocketReceive(MovedMessage):
     Args:
         peer: the rank that sends the message.
         wait: transfers all messages under way until this one is done.
-        room: length of the longest allowed message, in bytes.
+        room: greatest allowed length of the message, in bytes.
         tensor: buffer that is filled from the front; None to allocate a buffer of exactly the message's length.
 
     Attributes:
-        left: memory for the missing bytes of the part that is being read: first the length, then the body.
+        left: memory for the bytes that are still missing: of the length at first, then of the message itself.
     """
 
     def __init__(self, peer: int, wait: Wait, room: int, tensor: torch.Tensor | None = None) -> None:
@@ -95,7 +95,7 @@ class SocketReceive(MovedMessage):
 
     @property
     def tensor(self) -> torch.Tensor:
-        """Return the given buffer, or else the allocated one: uint8 1-D, empty until the length is known."""
+        """Return the given buffer, or the allocated one: uint8 1-D, empty until the length is known."""
         return torch.from_numpy(self._memory) if self._tensor is None else self._tensor
 
     def move(self, sock: socket.socket) -> bool:
@@ -111,7 +111,7 @@ class SocketReceive(MovedMessage):
             if not count:
                 raise ConnectionResetError("the peer has closed the connection")
             self.left = self.left[count:]
-            if self.left:  # the kernel has no more, so do not spend another system call
+            if self.left:  # the kernel has no more bytes, so another system call would be useless
                 break
             if not self._has_length:
                 self._has_length = True
@@ -120,7 +120,7 @@ class SocketReceive(MovedMessage):
                     raise OverflowError(f"{length} bytes where this rank has room for {self._room}")
                 if self._tensor is not None:
                     self.left = _bytes_of(self._tensor)[:length]
-                else:  # numpy: right after a wake-up torch's code is in no cache, and takes thirty times as long
+                else:  # numpy, because right after a wake-up torch's code is in no cache and takes thirty times as long
                     self._memory = np.empty(length, dtype=np.uint8)
                     self.left = self._memory.data
         self.is_done = not self.left
@@ -147,7 +147,7 @@ class Connection:
     def events(self) -> int:
         """Return the events for which to poll the socket.
 
-        Also set SO_RCVLOWAT, so that a poll returns once a whole message, or a large part of one, has arrived.
+        Also set SO_RCVLOWAT, so that a poll returns only once a whole message, or a large part of it, has arrived.
         """
         if self.incoming:
             missing = len(self.incoming[0].left)
@@ -175,24 +175,24 @@ class Connection:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    if tensor.dtype != torch.uint8 or tensor.dim() != 1:  # packed payloads need no view, which takes time
+    if tensor.dtype != torch.uint8 or tensor.dim() != 1:  # a packed payload needs no view, which would take time
         tensor = tensor.detach().view(-1).view(torch.uint8)
     return tensor.numpy().data
 
 
-# Longest poll before reading without an event: a kernel short of memory may report a socket as readable too late.
+# Longest poll before trying to read anyway: if memory is short, the kernel may report a readable socket too late.
 _LOOK_ANYWAY_S = 1.0
 
 
 class Connections:
-    """One rank's connections to all other ranks; shared by all views of a transport.
+    """One rank's connections to all other ranks; all views of a transport share them.
 
     Args:
         opener: the transport whose ranks are connected; ranks have the same numbers here.
         by_rank: the connection to each other rank.
 
     Attributes:
-        bell: an event that ends waits early if it is set; None if waits are not interrupted.
+        bell: an event that ends waits early when it is set; None if waits are not interrupted.
     """
 
     def __init__(self, opener: Transport, by_rank: Mapping[int, Connection]) -> None:
@@ -202,7 +202,7 @@ class Connections:
         self.bell: WakeupEvent | None = None
 
     def wait(self, message: MovedMessage, peer: int) -> None:
-        """Transfer all messages under way until this one, from or to rank `peer`, is done or the event `bell` is set.
+        """Transfer messages until this one, from or to rank `peer`, is done, or the event `bell` is set.
 
         Raises:
             TransportError: a connection is broken, the wait took too long, or a message is longer than its buffer.
@@ -220,7 +220,7 @@ class Connections:
         return self._opener.timeout_error(peer)
 
     def close(self) -> None:
-        """Close all sockets; the kernel still delivers the bytes that it has taken."""
+        """Close all sockets; the kernel still delivers the bytes that it has accepted."""
         self._is_closed = True
         for connection in self.by_rank.values():
             connection.sock.close()
@@ -243,7 +243,7 @@ class Connections:
         ]
         for descriptor, events in ready:
             if self.bell is not None and descriptor == self.bell.fileno():
-                self.bell.is_ringing = True  # `silence` may have come before the byte
+                self.bell.is_ringing = True  # because `silence` may have run before the byte arrived
                 continue
             rank, _ = busy[descriptor]
             try:
@@ -270,7 +270,7 @@ class SocketTransport(Transport):
 
     @property
     def ledger(self) -> Ledger:
-        """Return the counts of messages and bytes; sockets and the backend's own collectives share one `Ledger`."""
+        """Return the counts of messages and bytes, which the sockets and the backend's own collectives share."""
         return self._backend.ledger
 
     @ledger.setter
@@ -301,7 +301,7 @@ class SocketTransport(Transport):
 
     @override
     def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
-        # first finish all messages under way, which do not move while a rank waits for the backend
+        # first finish all messages under way, because they are not transferred while a rank waits for the backend
         for connection in self._connections.by_rank.values():
             wait_all([*connection.outgoing, *connection.incoming])
         return self._backend.start_all_reduce_(tensor, op)
@@ -329,7 +329,7 @@ class SocketTransport(Transport):
     def _post(
         self, sends: Sequence[Send], receives: Sequence[tuple[int, int, torch.Tensor | None]]
     ) -> tuple[list[SocketReceive], list[SocketSend]]:
-        # receives: (longest allowed length in bytes, sending rank, buffer if there is one)
+        # receives: (greatest allowed length in bytes, sending rank, buffer or None)
         with self.ledger.timed():
             received, sent = [], []
             for room, source, buffer in receives:
@@ -342,7 +342,7 @@ class SocketTransport(Transport):
                 sent.append(SocketSend(peer, self._wait, tensor))
                 connection = self._connections.by_rank[peer]
                 connection.outgoing.append(sent[-1])
-                try:  # send as many queued bytes as the kernel takes
+                try:  # send as many queued bytes as the kernel accepts
                     connection.move(select.POLLOUT)
                 except OSError as error:
                     raise self._connections.failure(peer) from error
@@ -361,7 +361,7 @@ def open_transport(
 ) -> Transport:
     """Open a transport among the ranks of a process group. Every rank must call this function.
 
-    It uses sockets for tensors on CPUs, and otherwise the backend of the process group.
+    The transport uses sockets for tensors on CPUs, and otherwise the backend of the process group.
 
     Args:
         group: the process group, which no other thread may use and which `close` destroys. None for the default group,
@@ -390,15 +390,15 @@ def open_transport(
 def connect_ranks(
     store: Store, rank: int, ranks: Sequence[int], host: str, *, timeout_s: float, connect_s: float, ledger: Ledger
 ) -> SocketTransport:
-    """Open a transport among some ranks of a job, on CPUs, without a process group. Each of them must call this.
+    """Open a transport among some ranks of a job, on CPUs, without a process group. Each of these ranks must call this.
 
-    The backend's own all-reduce does not work with it.
+    The transport has no backend, so it cannot run a backend's own all-reduce.
 
     Args:
-        store: rendezvous store that these ranks share and use for no other rendezvous.
-        rank: number of this rank among all ranks of the job, and one of `ranks`.
-        ranks: the ranks to connect, which the transport numbers from 0 in this order.
-        host: this machine's address as others see it.
+        store: rendezvous store that only these ranks use, and only for this rendezvous.
+        rank: number of this rank among all ranks of the job; one of `ranks`.
+        ranks: the ranks to connect; the transport numbers them from 0 in this order.
+        host: this machine's address as other machines see it.
         timeout_s: longest wait for any one message, in seconds.
         connect_s: longest time until all ranks are connected, in seconds.
         ledger: counts the messages that this rank sends.
@@ -416,7 +416,7 @@ def connect_ranks(
 
 
 class _MemberNames(Transport):
-    """The numbers and names of connected ranks without a process group; in the place of a backend's transport."""
+    """The numbers and names of ranks that are connected without a process group; used in place of a backend."""
 
     @override
     def __init__(self, rank: int, ranks: Sequence[int], timeout_s: float, ledger: Ledger) -> None:

@@ -1,1 +1,1 @@
-"""The compressor `auto`: tries compressor-collective pairs during training and chooses one for each layer."""
+"""The compressor `auto`, which tries compressor-collective pairs during training and chooses one for each layer."""

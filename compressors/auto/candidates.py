@@ -1,9 +1,9 @@
 """Candidates: for each compressor-collective pair, a choice in which most layers use it, and the cost of such a step.
 
-A choice assigns a pair to every layer. A model of one step's exchange selects the pairs that are worth a trial (a few
-training steps with a pair, whose times are measured), and the cheaper of two pairs for a layer. In the model, each wave
-of messages (messages that depend only on earlier waves, see `waves_of`) takes a latency, plus the time in which the
-link transfers the bytes of the rank that sends most.
+A choice assigns a pair to every layer. A trial is a few training steps with one choice, whose times are measured. A
+model of the exchange in one step has two uses: it selects the pairs that are worth a trial, and the cheaper of two
+pairs for a layer. In the model, each wave of messages (messages that depend only on earlier waves, see `waves_of`)
+takes a latency, plus the time in which the link transfers the bytes of the rank that sends most.
 """
 
 import dataclasses
@@ -27,19 +27,19 @@ from compressors.base import FP32_BYTES, PerLayer
 from compressors.layer import Layer, Memory, Step
 from gradwire.exchange.report import Bucket
 
-# Numbers of elements of the sums that are timed: a short one, and longer ones until one takes long enough.
+# Numbers of elements of the tensors whose sums are timed: a short one, and longer ones until a sum takes long enough.
 _SHORT, _LONGER = 64, (1 << 12, 1 << 14, 1 << 16, 1 << 18)
 _LONG_ENOUGH_S = 0.01
 _REPEATS = 3
 
 
 class Seen(NamedTuple):
-    """The cost and the error of encoding a layer's gradient x; after `Candidates.agree`, the largest of all ranks.
+    """The cost and the error of encoding a layer's gradient x; after `Candidates.agree`, the maxima over all ranks.
 
     Attributes:
         seconds: time of encoding.
         nbytes: bytes of the packed payload.
-        error: |x - C(x)| / |x|, where C(x) is the decoded payload; 1 for a gradient of zeros, whose error is unknown.
+        error: |x - C(x)| / |x|, where C(x) is the decoded payload; 1 if the gradient is zero, so its error is unknown.
     """
 
     seconds: float
@@ -48,9 +48,9 @@ class Seen(NamedTuple):
 
 
 def look(compressor: PerLayer, layer: Layer, x: torch.Tensor, step: Step) -> Seen:
-    """Encode a gradient x, fp32 [layer.numel], twice, and return the shorter time, the bytes and the error.
+    """Encode a gradient x, fp32 [layer.numel], and return the time, the bytes and the error of encoding.
 
-    The result is a `Seen`. The compressor's state is not changed.
+    The gradient is encoded twice, and the shorter time counts. The compressor's state is not changed.
     """
     if not layer.numel or compressor.leaves_dense(layer):
         return Seen(seconds=0.0, nbytes=FP32_BYTES * layer.numel, error=0.0)
@@ -69,10 +69,10 @@ def look(compressor: PerLayer, layer: Layer, x: torch.Tensor, step: Step) -> See
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MessageCost:
-    """The speed of the network link: the time that the messages of a sum over ranks take on the slowest rank.
+    """The speed of the network link, as seconds that the messages of a sum over ranks take on the slowest rank.
 
     Attributes:
-        wave_s: seconds that a wave (messages that ranks send at the same time) takes even if its messages are empty.
+        wave_s: seconds per wave (messages that ranks send at the same time), even if the messages are empty.
         per_byte_s: seconds per byte that a rank sends.
     """
 
@@ -81,7 +81,7 @@ class MessageCost:
 
 
 def measure_link(collective: BoundCollective, transport: Transport) -> MessageCost:
-    """Return the speed of the network link, measured by timing sums over ranks of a short and of a longer tensor.
+    """Return the speed of the network link, from the times of sums over ranks of a short and of a longer tensor.
 
     Every rank must call this function. The traffic counts under the purpose "control".
     """
@@ -114,7 +114,7 @@ def exchange_s(pair: Pair, nbytes: float, numel: int, link: MessageCost, world_s
 
 @functools.lru_cache(maxsize=4096)
 def _messages(pair: Pair, nbytes: float, numel: int, world_size: int) -> tuple[int, float]:
-    """Return the number of waves (steps) of messages in a sum, and the bytes of each wave's busiest sender, summed."""
+    """Return the number of waves (steps) of messages in a sum, and a number of bytes, as `_waves` does."""
     compressor, collective = pair.built()
     if all(kind.elementwise for kind in compressor.traits.emits) and collective.carries_wires:
         return _waves(collective, world_size, Layout.dense(round(nbytes), itemsize=1), None)
@@ -122,9 +122,9 @@ def _messages(pair: Pair, nbytes: float, numel: int, world_size: int) -> tuple[i
 
 
 def _sum_s(collective: BoundCollective, transport: Transport, numel: int) -> float:
-    """Time some sums of `numel` elements over ranks; return the fastest one's seconds on the slowest rank.
+    """Time some sums of `numel` elements over ranks, and return the seconds of the fastest sum.
 
-    A long sum is timed only once.
+    The time of a sum is that of the slowest rank. If a sum takes long, it is not repeated.
     """
     fastest = math.inf
     transport.barrier()
@@ -139,7 +139,9 @@ def _sum_s(collective: BoundCollective, transport: Transport, numel: int) -> flo
 
 
 def _waves(collective: Collective, world_size: int, layout: Layout, lengths: Lengths | None) -> tuple[int, float]:
-    """Return the number of waves (steps) of messages in one sum, and the bytes of each wave's busiest sender, summed.
+    """Return the number of waves (steps) of messages in a sum, and a number of bytes.
+
+    The bytes are the total, over all waves, of what the rank that sends most in the wave sends.
 
     Args:
         collective: the collective that sums.
@@ -161,7 +163,7 @@ def _waves(collective: Collective, world_size: int, layout: Layout, lengths: Len
 def _growing(nbytes: float, numel: int) -> Lengths:
     """Return a rule for the bytes of partial sums, if the payloads hold different elements on different ranks.
 
-    A sum of n payloads has n times the bytes of one, but at most those of a dense fp32 tensor.
+    A sum of n payloads takes n times the bytes of one payload, but at most the bytes of a dense fp32 tensor.
 
     Args:
         nbytes: bytes of each rank's payload.
@@ -175,14 +177,15 @@ def _growing(nbytes: float, numel: int) -> Lengths:
     return Lengths(packed)
 
 
-SMALL = 1024  # layers of at most this many elements use the pair of most layers: their error and cost are small
-TRIED = "tried"  # the reason for the pair of a layer that uses the pair of most layers, in a trial
+SMALL = 1024  # layers of at most this many elements use the pair of most layers, because their error and cost are small
+TRIED = "tried"  # during a trial, the reason for the pair of a layer that uses the same pair as most layers
 
 
 class Candidates:
-    """The assignments of compressor-collective pairs to layers that `auto` can try.
+    """The choices (assignments of compressor-collective pairs to layers) that `auto` can try.
 
-    They follow from gradients that the compressor of every pair has encoded, once `look_at` and `agree` were called.
+    They follow from the costs and errors of encoding real gradients with the compressor of every pair. `look_at` and
+    `agree` collect these, and must be called first.
 
     Args:
         collective: the run's collective.
@@ -194,7 +197,7 @@ class Candidates:
         pairs: the compressor-collective pairs, from dense to sparse.
         dense: the pair of `bf16`, which every layer may use because its error is small.
         layers: the layers that have elements.
-        link: the speed of the network link as measured last; the caller sets it.
+        link: the latest measured speed of the network link; the caller sets it.
     """
 
     def __init__(self, collective: Collective, layers: Sequence[Layer], world_size: int, error: float) -> None:
@@ -210,12 +213,12 @@ class Candidates:
         self._looked_at: Step | None = None
 
     def have_changed(self, step: Step | None) -> bool:
-        """Return True if a compressor would now send another share of a layer's entries than when `look_at` was called.
+        """Return True if a compressor would now send another share of a layer's entries than in the last `look_at`.
 
         Shares change during warm-up, in which sparse compressors start with more entries.
 
         Args:
-            step: the current step; None before the first one.
+            step: the current step; None before the first step.
         """
         if step is None or self._looked_at is None:
             return False
@@ -226,12 +229,12 @@ class Candidates:
         )
 
     def forget_gradients(self) -> None:
-        """Discard the results of `look_at`, before all buckets of another step are encoded."""
+        """Discard the results of `look_at`; call this before all buckets of another step are encoded."""
         self._seen = {pair: {} for pair in self.pairs}
         self._buckets = []
 
     def look_at(self, bucket: Bucket) -> None:
-        """Encode a bucket's gradients with every candidate compressor and keep costs and errors; nothing is sent."""
+        """Encode a bucket's gradients with the compressor of every pair, and store costs and errors; send nothing."""
         self._buckets.append(bucket.layers)
         self._looked_at = bucket.step
         for layer, gradient in zip(bucket.layers, bucket.gradients, strict=True):
@@ -240,7 +243,7 @@ class Candidates:
                 self._seen[pair][layer.id] = look(compressor, layer, x, bucket.step)
 
     def agree(self, transport: Transport) -> None:
-        """Replace this rank's encoding costs and errors with the largest of all ranks.
+        """Replace this rank's encoding costs and errors with the maxima over all ranks.
 
         Every rank must call this method.
         """
@@ -252,9 +255,9 @@ class Candidates:
             self._seen[pair][layer_id] = Seen(*values)
 
     def choices(self) -> dict[Pair, Choice]:
-        """Return the choices that can be tried, each by the compressor-collective pair that most of its layers use.
+        """Return the choices that can be tried, by the compressor-collective pair that most layers of the choice use.
 
-        Of choices that assign the same pair to every layer, only the first is returned.
+        If several choices assign the same pair to every layer, only the first of them is returned.
         """
         choices: dict[Pair, Choice] = {}
         for pair in self.pairs:
@@ -266,8 +269,8 @@ class Candidates:
     def choice(self, pair: Pair) -> Choice:
         """Return the choice in which all layers use `pair`, except those whose error or cost would be too high.
 
-        A layer with a high error gets the next denser compressor-collective pair whose error is allowed, or else
-        `self.dense` (the pair of `bf16`); a layer that costs less with `self.dense` gets that.
+        A layer with a high error gets the next denser pair whose error is allowed, or `self.dense` (the pair of `bf16`)
+        if there is none. A layer that costs less with `self.dense` gets `self.dense`.
         """
         layers_of: dict[tuple[Pair, str], list[int]] = {}
         dearer = self._dearer_than_dense(pair)
@@ -286,11 +289,11 @@ class Candidates:
         )
 
     def cost_s(self, choice: Choice, link: MessageCost | None = None) -> float:
-        """Return the estimated seconds of encoding and of messages in a step, as if nothing overlapped.
+        """Return the estimated seconds of encoding and of messages in a step, without any overlap of the two.
 
         Args:
             choice: the compressor-collective pair of every layer.
-            link: the speed of the network link; None for the speed measured last.
+            link: the speed of the network link; None for the latest measured speed.
         """
         total, link = 0.0, link or self.link
         for part, bucket in itertools.product(choice.parts, self._buckets):
@@ -304,8 +307,8 @@ class Candidates:
     def cost_ratio(self, link: MessageCost, pair: Pair, negligible_s: float) -> float:
         """Return the factor, at least 1, by which the cost of a step differs between two speeds of the network link.
 
-        The two speeds are `link` and the one measured last. The factor is the larger cost divided by the smaller one,
-        with most layers on `self.dense` or on `pair`, whichever gives the larger factor.
+        The two speeds are `link` and the latest measured speed. The factor is the larger cost divided by the smaller
+        cost. It is computed for two choices, in which most layers use `self.dense` or `pair`; the larger one counts.
 
         Args:
             link: the other speed of the link.
@@ -322,7 +325,7 @@ class Candidates:
     def _dearer_than_dense(self, pair: Pair) -> set[int]:
         """Return the ids of the layers that cost less with `self.dense` (the pair of `bf16`) than with `pair`.
 
-        The set is empty if these layers together save less time than the messages of a second pair per bucket take.
+        If these layers together save less time than the messages of a second pair per bucket take, return an empty set.
         """
         if all(kind.elementwise for kind in self._compressors[pair].traits.emits):
             return set()

@@ -1,8 +1,8 @@
-"""Choices of compressor `auto`: which compressor-collective pair sends each layer, and the reducer that does so.
+"""Choices of compressor `auto`: which compressor-collective pair sends each layer, and a reducer that follows them.
 
-Every pair has a reducer of its own, which keeps the residuals of its layers (the parts of gradients that were not
-sent). When a layer changes to another pair, its residual is added to the layer's next gradient, so nothing is lost
-except the rounding to the gradient's type.
+Every pair has its own reducer, which keeps the residuals (the parts of gradients that were not sent) of its layers.
+When a layer changes to another pair, its residual is added to its next gradient, so nothing is lost except by rounding
+to the gradient's type.
 """
 
 import collections
@@ -30,7 +30,7 @@ FIRST = "nothing is measured yet"
 
 
 class Pair(NamedTuple):
-    """A compressor and a collective, each as the text that users write, such as ``group_topk:ratio=0.1``."""
+    """A compressor and a collective, each as a text that users write, such as ``group_topk:ratio=0.1`` and ``ring``."""
 
     compressor: str
     collective: str
@@ -64,11 +64,11 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The compressor-collective pair of every layer from a given step on; it is the `decision` of a `StepReport`.
+    """The compressor-collective pair of every layer from a given step on; the field `decision` of a `StepReport`.
 
     Attributes:
         step: index of the first step with these pairs.
-        parts: the layers by pair; each layer with elements is in exactly one part.
+        parts: the layers, grouped by pair; each layer that has elements is in exactly one part.
     """
 
     step: int
@@ -76,18 +76,18 @@ class Choice:
 
     @classmethod
     def of_all(cls, step: int, pair: Pair, layers: Iterable[Layer], why: str) -> Self:
-        """Return the choice that sends all layers by one compressor-collective pair.
+        """Return a choice in which the same compressor-collective pair sends all layers.
 
         Args:
             step: index of the first step with this choice.
             pair: the compressor and the collective of all layers.
-            layers: the layers, without those that have no elements.
-            why: the reason, as a phrase.
+            layers: the layers that have elements.
+            why: the reason for this choice, as a phrase.
         """
         return cls(step=step, parts=(Part(pair=pair, layers=tuple(layer.id for layer in layers), why=why),))
 
     def of_layer(self, layer_id: int) -> Part | None:
-        """Return the `Part` (layers with one compressor and collective) of this layer; None if it has no elements."""
+        """Return the part (layers with the same pair) that contains this layer; None if the layer has no elements."""
         return next((part for part in self.parts if layer_id in part.layers), None)
 
     @functools.cached_property
@@ -98,7 +98,7 @@ class Choice:
     def columns(self, layers: Iterable[Layer]) -> dict[str, Any]:
         """Return the column `chosen` of `metrics.csv`: all compressor-collective pairs in use.
 
-        If there are several, each is followed by its share of the model's elements, such as "bf16 on ring 12.5%".
+        If there are several pairs, each is followed by its share of the model's elements, as in "bf16 on ring 12.5%".
 
         Args:
             layers: every layer of the model.
@@ -115,7 +115,7 @@ class Choice:
         return {} if part is None else {"chosen": str(part.pair), "chosen_because": part.why}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the choice as values that JSON can store, as in a line of `choices.jsonl`."""
+        """Return the choice as values that JSON can store; a line of `choices.jsonl` has these values."""
         return {
             "step": self.step,
             "parts": [{**part.pair._asdict(), "layers": list(part.layers), "why": part.why} for part in self.parts],
@@ -162,11 +162,11 @@ def pairs_on(collective: Collective) -> list[Pair]:
     """Return the compressor-collective pairs that `auto` tries, from dense to sparse.
 
     Pairs whose compressor and collective do not work together are left out. `native` is in a pair only if it is the
-    run's collective, because the bytes that it sends are not counted.
+    run's collective, because its bytes are computed, not counted.
 
     Args:
-        collective: the run's collective. Dense pairs use it, and `hierarchical` also serves `group_topk`; the others
-            use `allgather`.
+        collective: the run's collective. Dense pairs use it; other pairs use `allgather`, except that `group_topk` uses
+            the run's collective if that is `hierarchical`.
     """
     name = str(Spec(collective.component_name, collective.option_texts(only_changed=True)))
     sparse = name if collective.component_name == "hierarchical" else "allgather"
@@ -190,14 +190,14 @@ def dense_pair(collective: Collective) -> Pair:
 
 
 class BoundPair(NamedTuple):
-    """A compressor-collective pair on this rank: the reducer, which keeps residuals, and the bound collective."""
+    """A compressor-collective pair on this rank: its reducer, which keeps residuals, and its bound collective."""
 
     reducer: Reducer
     collective: BoundCollective
 
 
 class ChosenPairs(Reducer):
-    """Send each layer by the compressor-collective pair that the current choice assigns to it.
+    """A reducer that sends each layer by the compressor-collective pair that the current choice assigns to the layer.
 
     Args:
         compressor: the compressor `auto`.
@@ -207,7 +207,7 @@ class ChosenPairs(Reducer):
     Attributes:
         choice: the choice in use.
         wire_s: seconds in which messages were sent or waited for; the caller sets it to 0 before each step.
-        look: called with every bucket before the bucket is sent; None if nothing is called.
+        look: called with every bucket before the bucket is sent; None if there is nothing to call.
     """
 
     def __init__(self, compressor: Compressor, choice: Choice, bind: Callable[[Collective], BoundCollective]) -> None:
@@ -222,7 +222,7 @@ class ChosenPairs(Reducer):
     def bound(self, pair: Pair) -> BoundPair:
         """Return the reducer and the bound collective of a compressor-collective pair.
 
-        They are created at the first call for this pair. Every rank must call this method.
+        Both are created in the first call for this pair. Every rank must call this method.
         """
         if pair not in self._bound_pairs:
             compressor, collective = pair.built()
@@ -333,7 +333,7 @@ class ChosenPairs(Reducer):
             self.bound(pair).reducer.load_state_dict(kept)
 
     def _timed(self, collective: BoundCollective) -> StartSum:
-        """Return a function that starts a sum through this collective, and adds its seconds of sending to `wire_s`."""
+        """Return a function that starts a sum through this collective, and adds the time of the start to `wire_s`."""
 
         def start(payload: Payload, key: Key) -> PendingSum:
             started = time.perf_counter()

@@ -1,11 +1,11 @@
 """Chooser: tries compressor-collective pairs during training, keeps the fastest, and watches the network link's speed.
 
-A trial is a few consecutive training steps with one pair. A state of the link is a time in which messages take about as
-long as when the link was measured. If the link returns to an earlier state, the pair that was the fastest in that state
-is used again without trials.
+A trial is a few consecutive training steps with one pair. A state of the link is a period in which messages take about
+as long as when the link was measured. If the link returns to an earlier state, the pair that was the fastest in that
+state is used again without trials.
 
-`Chooser.decisions` is a generator: every `yield` lets one step pass and returns the times of the step before. All ranks
-get the same times, so all of them make the same decisions.
+`Chooser.decisions` is a generator: every `yield` lets one step pass, and returns the times of the previous step. All
+ranks get the same times, so all ranks make the same decisions.
 """
 
 import collections
@@ -37,27 +37,28 @@ from compressors.layer import Layer, Step
 SAME_STATE = 1.5
 # The link is measured again if steps take this many times as long as when it was measured.
 SLOWED = 1.25
-# A trial ends after its first step that counts if this step takes this many times as long as one of the trial before.
+# A trial ends early if its first step that counts takes this many times as long as a step of the previous trial.
 HOPELESS = 2.5
-# A trial is repeated until the link's speed does not jump during it, but made at most this many times.
+# A trial is repeated if the link's speed jumped during it, but a trial is made at most this many times.
 ATTEMPTS = 3
-# A pair is tried if its step could take at most this many times as long as the best pair's.
+# A pair is tried if its shortest possible step takes at most this many times as long as a step of the best pair.
 WORTH_A_TRIAL = 1.1
 # Limits for a pair's second trial, its third, and so on: (step time / step time of the fastest pair, number of pairs).
-# Single steps differ by a fifth if ranks share cores, so a few of them exclude only pairs that are much slower.
+# Single steps differ by a fifth if ranks share cores, so a few steps exclude only pairs that are much slower.
 RACE = ((1.3, 5), (1.2, 3), *[(1.1, 2)] * 3)
-# Numbers of steps whose medians are compared: the first ones after the choice, and the latest. Fewer are too noisy.
+# Numbers of steps whose medians are compared: the first USUAL steps after the choice, and the latest WINDOW steps.
 USUAL, WINDOW = 32, 15
 # The link is measured again if messages take DEPARTURE times as long as after the choice, or 1 / DEPARTURE times, or if
-# a step takes SLOWER times as long; above FAR_SLOWER at once, and pairs are tried even if the budget is spent.
+# a step takes SLOWER times as long. If a step takes FAR_SLOWER times as long, the link is measured at once, and pairs
+# are tried even if the budget is spent.
 DEPARTURE, SLOWER, FAR_SLOWER = 2.0, 1.5, 2.5
-# A change of the time of messages by a smaller share of a step is ignored.
+# A change of the time of messages is ignored if it is smaller than this share of a step.
 NOTICEABLE = 0.05
 # Number of steps until pairs may be tried again; doubled each time that the same pair wins.
 REST = 64
 # After PERIOD times that number of steps, pairs are tried again even if no change was noticed.
 PERIOD = 8
-# If pairs are tried more than this many steps after the compressors encoded gradients, they encode gradients again.
+# Before trials, the compressors encode gradients again if they last did so more than this many steps ago.
 LOOK_AGAIN = 500
 
 
@@ -69,12 +70,12 @@ class LinkKnowledge:
         link: the measured speed of the link in this state.
         holder: the compressor-collective pair in use in this state.
         why: the reason for this pair, as a phrase.
-        was_tried: True if trials in this state chose the pair; False if the pair was kept from the state before, or if
-            the link changed during the trials.
-        rivals: other pairs that may be faster, which are tried again while `holder` is in use.
+        was_tried: True if trials in this state chose the pair; False if the pair was kept from the previous state, or
+            if the link changed during the trials.
+        rivals: other pairs that may be faster; they are tried again while `holder` is in use.
         pairwise: results of single trials of rivals in this state.
         usual: times of the first `USUAL` steps with the pair in use.
-        watched: number of steps with the pair in use, without trials.
+        watched: number of steps with the pair in use, without the steps of trials.
     """
 
     link: MessageCost
@@ -92,30 +93,31 @@ class Occasion(NamedTuple):
 
     Attributes:
         why: the reason, as a phrase.
-        is_urgent: True if compressor-collective pairs are tried even if the option `budget` allows no more trials.
+        is_urgent: True if pairs are tried even if the option `budget` allows no more trials.
     """
 
     why: str
     is_urgent: bool = False
 
 
-# Every `yield` lets one step pass and returns the times of the step before.
+# Every `yield` lets one step pass and returns the times of the previous step.
 Decisions = Generator[None, StepSeconds, None]
 
 
 class Chooser:
-    """Decide which compressor-collective pair sends each layer, and make the reducer use it; all ranks decide the same.
+    """Decides which compressor-collective pair sends each layer, and makes the reducer use it; equal on all ranks.
 
     Args:
-        reducer: sends each layer by the pair that was chosen for it.
+        reducer: sends each layer by the pair that was chosen for the layer.
         collective: the run's collective.
         layers: every trainable parameter.
         transport: connects the ranks; used between steps.
         error, budget, revise: the options of `Auto`.
 
     Attributes:
-        step: the last step that has ended, set by the caller before it resumes the generator; None before the first.
-        was_skipped: True if that step was skipped because a gradient was not finite; set by the caller.
+        step: the last step that has ended; None before the first step. The caller sets it before it resumes the
+            generator.
+        was_skipped: True if that step was skipped because a gradient was not finite; the caller sets it.
     """
 
     def __init__(
@@ -147,7 +149,7 @@ class Chooser:
     def decisions(self) -> Decisions:
         """Return a generator that tries compressor-collective pairs and watches the network link until training ends.
 
-        Each `yield` lets one training step pass, and is sent the times of the step before.
+        Each `yield` lets one training step pass, and returns the times of the previous step.
         """
         occasion = Occasion("the first steps")
         looked: int | None = None
@@ -157,7 +159,7 @@ class Chooser:
                 self._found.clear()
                 looked = None
             if looked is None or self.next_step - looked > LOOK_AGAIN:  # a change of the link does not affect gradients
-                # Gradients of a skipped step are zeros instead of NaN.
+                # If the step was skipped, its gradients were replaced with zeros, so wait for another step.
                 while self._reducer.look is None or self.was_skipped:
                     self._candidates.forget_gradients()
                     self._reducer.look = self._candidates.look_at
@@ -172,7 +174,7 @@ class Chooser:
                 latest = self._recall(known, occasion.why)
             elif latest is None or may_try:
                 latest = yield from self._contest(occasion.why)
-            elif known is None:  # trials for the new state of the link must wait
+            elif known is None:  # the link is in a new state, but trials must wait
                 rivals = [Challenger(pair=rival.pair, is_near=rival.is_near) for rival in latest.rivals]
                 latest = LinkKnowledge(
                     link=self._candidates.link, holder=latest.holder, why=latest.why, was_tried=False, rivals=rivals
@@ -188,8 +190,8 @@ class Chooser:
         """Return a generator like that of `decisions`, which repeats earlier choices, each at its own training step.
 
         Args:
-            choices: the compressor-collective pairs of all layers from a step on, in the order of their steps.
-            goes_on: True to try pairs and make new choices after the last of these.
+            choices: choices of an earlier run, in the order of their steps.
+            goes_on: True to try pairs and make new choices after the last of these choices.
         """
         for choice in choices:
             while self.next_step < choice.step:
@@ -202,7 +204,7 @@ class Chooser:
         self._candidates.link = measure_link(self._reducer.bound(self._candidates.dense).collective, self._transport)
 
     def _known(self) -> LinkKnowledge | None:
-        """Return the results of trials when the link was about as fast as it is now; None if there were none."""
+        """Return the results of trials when the link was about as fast as now; None if there were no such trials."""
         nearest = min(self._found, key=self._cost_ratio, default=None)
         return nearest if nearest is not None and self._cost_ratio(nearest) <= SAME_STATE else None
 
@@ -211,9 +213,9 @@ class Chooser:
         return self._candidates.cost_ratio(found.link, found.holder, negligible_s)
 
     def _recall(self, found: LinkKnowledge, why: str) -> LinkKnowledge:
-        """Use again the pair that was in use when the link had this speed before; return `found`.
+        """Use again the pair that was in use when the link had this speed before, and return `found`.
 
-        `why` is the reason for this change, as a phrase.
+        `found` has the results of the trials at this speed; `why` is the reason for this change, as a phrase.
         """
         self._switch(found.holder, f"after {why}, as earlier on such a link: {found.why}")
         return found
@@ -221,7 +223,8 @@ class Chooser:
     def _contest(self, why: str) -> Generator[None, StepSeconds, LinkKnowledge]:
         """Try the compressor-collective pairs that may be the fastest, cheapest estimate first, and use the fastest.
 
-        If the link's speed changed during the trials, and earlier trials were made at the new speed, those count.
+        If the link's speed changed during the trials, and earlier trials were made at the new speed, the earlier trials
+        decide.
 
         Args:
             why: the reason for the trials, as a phrase.
@@ -239,9 +242,9 @@ class Chooser:
         priced_s = ranking.latest_s(cheapest)
         for pair in others:
             if (now_s := ranking.latest_s(ranking.leader)) > SLOWED * priced_s:
-                self._measure_link()  # the link became slow, and a dense pair could now take seconds per step
+                self._measure_link()  # the link has become slow, so a dense pair could now take seconds per step
                 priced_s = now_s
-            # At least the time of computing, if all messages overlap with it.
+            # A step takes at least the time of computing, which is all if messages overlap with it completely.
             computing_s = min(medians(ranking.of(each)).computing_s for each in ranking.pairs)
             least_s = max(computing_s, self._candidates.cost_s(choices[pair]))
             if least_s <= WORTH_A_TRIAL * ranking.latest_s(ranking.leader):
@@ -287,8 +290,8 @@ class Chooser:
 
         Args:
             pair: the compressor-collective pair to try.
-            ranking: the step times are added to it.
-            choices: for each pair, the pairs of all layers during its trials.
+            ranking: gets the step times of all these trials.
+            choices: for each pair, the choice to use during its trials.
         """
         leader = ranking.leader
         trials = [pair, leader] if ranking.latest == leader else [leader, pair, leader]
@@ -301,11 +304,11 @@ class Chooser:
             trials = [pair, leader]
 
     def _measure(self, choice: Choice, hopeless_s: float = math.inf) -> Generator[None, StepSeconds, list[StepSeconds]]:
-        """Train a few steps with a choice, and return the times of the last `TRIAL` of them.
+        """Train a few steps with a choice, and return the times of the last `TRIAL` of these steps.
 
         Args:
             choice: the compressor-collective pair of every layer in these steps.
-            hopeless_s: the trial ends early, after a step that takes longer than this many seconds.
+            hopeless_s: end the trial early after a step that takes longer than this many seconds.
         """
         if choice.pair_of != self._reducer.choice.pair_of:
             self._reducer.switch(Choice(step=self.next_step, parts=choice.parts))
@@ -318,10 +321,10 @@ class Chooser:
     def _watch(self, found: LinkKnowledge) -> Generator[None, StepSeconds, Occasion]:
         """Let steps pass until the link's speed seems to have changed or new trials are due; return the reason.
 
-        Meanwhile, rivals (pairs that may be faster than the one in use) are tried once in a while.
+        Meanwhile, rivals (pairs that may be faster than the pair in use) are tried now and then.
 
         Args:
-            found: the results of trials at the current speed; its pair `holder` is replaced if a rival is faster.
+            found: the results of trials at the current speed; if a rival is faster, it becomes `found.holder`.
         """
         recent: collections.deque[StepSeconds] = collections.deque(maxlen=WINDOW)
         for count in itertools.count(1):
@@ -345,7 +348,7 @@ class Chooser:
                 return Occasion(f"{count} steps")
             may_try = (each for each in found.rivals if each.is_near or self._can_afford())
             due = next((each for each in may_try if found.watched >= each.due), None)
-            if due is None or change:  # after a change, a trial would not tell about this state
+            if due is None or change:  # after a change, a trial would say nothing about this state of the link
                 continue
             outcome = yield from self._rival_ratio(due.pair, medians(list(recent)[-TRIAL:]).step_s)
             found.pairwise.add(due.pair, found.holder, outcome)
@@ -369,13 +372,13 @@ class Chooser:
 
         Args:
             rival: the compressor-collective pair to try.
-            before_s: median time in seconds of the last steps with the pair in use.
+            before_s: median time, in seconds, of the last steps with the pair in use.
         """
         of_holder = self._reducer.choice
         taken = yield from self._measure(self._candidates.choice(rival), HOPELESS * before_s)
         self._reducer.switch(dataclasses.replace(of_holder, step=self.next_step))
         after_s = medians((yield from self._measure(self._reducer.choice))).step_s
-        holder_s = math.sqrt(before_s * after_s)  # estimate for the middle of the trial, if the link's speed changes
+        holder_s = math.sqrt(before_s * after_s)  # estimate for the time of the trial, in case the link's speed changes
         outcome = medians(taken).step_s / holder_s
         self._lost_s += (SETTLING + len(taken)) * (medians(taken).step_s - holder_s)
         return outcome
@@ -389,7 +392,7 @@ class Chooser:
 
 
 def _change(usual: StepSeconds, now: StepSeconds) -> str:
-    """Return a phrase about a change of step or message time, after which another pair may be faster; "" if none.
+    """Return a phrase about a change of step or message times after which another pair may be faster; "" if none.
 
     Args:
         usual: median times of the first steps with the pair in use.

@@ -1,10 +1,10 @@
 """Auto: chooses the compressor and the collective of every layer during training.
 
-Source: Alimohammadi et al. 2023 (L-GreCo, arXiv:2210.17357) for the cheapest method within a bound on each layer's
-error; Agarwal et al. 2021 (Accordion, arXiv:2010.16248) for choices that change in the course of training.
-Differs: the error of a layer is measured on its own gradient, repeatedly, instead of inferred from a phase of training
-that norms suggest; step times are measured in the run itself, pair by pair; a model of the link only selects the pairs
-to measure.
+Source: Alimohammadi et al. 2023 (L-GreCo, arXiv:2210.17357) for the cheapest method whose error stays within a bound
+for each layer; Agarwal et al. 2021 (Accordion, arXiv:2010.16248) for choices that change during training.
+Differs: the error of a layer is measured on its own gradient, repeatedly; Accordion infers a phase of training from
+gradient norms. Step times are measured in the run itself, pair by pair; a model of the network link only selects the
+pairs to measure.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from gradwire.exchange.communicator import HookSettings
 
 
 class ChoosingHook(CompressionHook):
-    """Let a `Chooser` decide, between two steps, which compressor-collective pair sends each layer.
+    """A DDP hook in which a `Chooser` decides, between two steps, which compressor-collective pair sends each layer.
 
-    It decides in the communication thread. The ranks' step times travel in the message in which ranks tell each other
-    whether all gradients were finite, so they need no message of their own.
+    The `Chooser` runs in the communication thread. Ranks need no extra message for their step times, because they send
+    these in the message in which they tell each other whether all gradients were finite.
 
     Args:
         ddp: the wrapped model, without a communication hook so far.
@@ -78,7 +78,7 @@ class ChoosingHook(CompressionHook):
         Every rank must call this method.
 
         Args:
-            decisions: the choices of the stopped run, as `Choice.to_dict` returned them; those up to the current choice
+            decisions: the choices of the stopped run, as `Choice.to_dict` returned them; choices up to the current one
                 are left out. If the option `choices` names a file, only the choices in that file are used.
         """
         choices = self._auto.recorded or map(Choice.from_dict, decisions)
@@ -117,7 +117,7 @@ class ChoosingHook(CompressionHook):
     @override
     def _conclude(self) -> None:
         super()._conclude()
-        if self._settings.nonfinite == "zero":  # no flag was sent
+        if self._settings.nonfinite == "zero":  # then no message about finite gradients was sent, so send one now
             self.start_on_any_rank(False)()
         self._own = StepSeconds(time.perf_counter() - self._ended, self._arrived - self._ended, self._pairs.wire_s)
         self._chooser.step = self._step
@@ -131,10 +131,10 @@ class ChoosingHook(CompressionHook):
 class Auto(OwnHook, name="auto"):
     """Auto: tries compressor-collective pairs in the first training steps and keeps the fastest.
 
-    Pairs are tried again when the speed of the links changes. Dense payloads and those that collectives can add up use
-    the run's collective, other payloads use `allgather`. If a pair would lose more than the share `error` of a layer's
-    gradient norm in one step, a denser pair sends the layer, and the layer's residual moves with it. `auto` works only
-    inside DistributedDataParallel.
+    Pairs are tried again when the speed of the network links changes. Dense payloads, and payloads that collectives can
+    add, use the run's collective; other payloads use `allgather`. If a pair would lose more than the share `error` of a
+    layer's gradient norm in one step, a denser pair sends this layer, and takes over the layer's residual. `auto` works
+    only inside DistributedDataParallel.
 
     Bytes: those of the chosen pairs.
 
@@ -194,7 +194,7 @@ class Auto(OwnHook, name="auto"):
 
     @property
     def recorded(self) -> list[Choice]:
-        """Read and return the choices in the file that the option `choices` names; an empty list if that is None."""
+        """Read and return the choices in the file that the option `choices` names; [] if the option is None."""
         return [] if self.choices is None else read_choices(Path(self.choices))
 
     @override

@@ -1,10 +1,10 @@
 """Rank compressor-collective pairs by the ratios of their step times.
 
-A trial is a few consecutive training steps with one pair. It is compared with trials of another pair right before and
-after it, because the link's speed may change, so that seconds measured at different times are not comparable. After a
-pair has been chosen, single trials of other pairs continue (`PairwiseRatios`): if ranks share cores, about fifty long
-steps in a row alternate with about fifty short ones, so consecutive trials see only one kind, and trials far apart see
-both.
+A trial is a few consecutive training steps with one pair. The trial is compared with trials of another pair right
+before and right after it, because the link's speed may change, so seconds measured at different times are not
+comparable. After a pair has been chosen, single trials of other pairs continue (`PairwiseRatios`). If ranks share
+cores, about fifty long steps in a row alternate with about fifty short steps. Consecutive trials then see only one kind
+of steps, while trials far apart see both.
 """
 
 import collections
@@ -18,9 +18,9 @@ import numpy as np
 
 from compressors.auto.choice import Pair
 
-MOST, ENOUGH = 16, 4  # results for two pairs: how many of the latest count, and how many are needed
-# Number of steps until another pair is tried; doubled each time its steps take over PROVES_SLOWER times as long as
-# those of the pair in use, up to LONGEST_REST.
+MOST, ENOUGH = 16, 4  # ratios of two pairs: this many of the latest ratios count, and this many are needed
+# Number of steps until another pair is tried. It is doubled each time when the steps of that pair take more than
+# PROVES_SLOWER times as long as the steps of the pair in use, up to LONGEST_REST.
 RIVAL_REST, LONGEST_REST = 32, 2048
 PROVES_SLOWER = 1.05
 
@@ -32,7 +32,7 @@ class Challenger:
     Attributes:
         pair: the compressor and the collective.
         is_near: True if its step time is close to that of the pair in use, so that trials cost little.
-        due: the next trial starts when this many steps have been made with the pair in use (`LinkKnowledge.watched`).
+        due: number of steps with the pair in use (`LinkKnowledge.watched`) after which the next trial starts.
     """
 
     pair: Pair
@@ -41,11 +41,11 @@ class Challenger:
     _rest: int = RIVAL_REST
 
     def schedule_after(self, at: int, ratio: float) -> None:
-        """Set `due`, the step of the next trial, after a trial: a pair that was slow waits longer.
+        """Set `due`, the step of the next trial, after a trial; a pair that was slow waits longer.
 
         Args:
-            at: number of steps made with the pair in use (`LinkKnowledge.watched`) when the trial ended.
-            ratio: step time of the trial / step time of the pair in use.
+            at: number of steps with the pair in use (`LinkKnowledge.watched`) when the trial ended.
+            ratio: step time in the trial / step time of the pair in use.
         """
         self._rest = min(LONGEST_REST, 2 * self._rest) if ratio > PROVES_SLOWER else RIVAL_REST
         self.due = at + self._rest
@@ -65,8 +65,8 @@ class PairwiseRatios:
     def ratio(self, pair: Pair, other: Pair) -> float | None:
         """Return (step time of `pair`) / (step time of `other`), or None if fewer than `ENOUGH` ratios were added.
 
-        It is the geometric mean of the middle half of the ratios. The smallest and the largest quarter do not count,
-        because the link's speed may jump during a trial.
+        The result is the geometric mean of the middle half of the ratios. The smallest and the largest quarter do not
+        count, because the link's speed may jump during a trial.
         """
         logs = self._logs.get((pair, other), ())
         return math.exp(middle(logs)) if len(logs) >= ENOUGH else None
@@ -78,23 +78,23 @@ def middle(values: Collection[float]) -> float:
     return statistics.fmean(sorted(values)[quarter : len(values) - quarter])
 
 
-# Numbers of steps of a trial: first those that do not count (the first still belongs to the trial before, and the
-# second differs from the others), then those that count.
+# Numbers of steps of a trial: first SETTLING steps that do not count (the first still belongs to the previous trial,
+# and the second differs from later ones), then TRIAL steps that count.
 SETTLING, TRIAL = 2, 4
-# Step times divided by the best. Up to TIE, a pair is as good as the best; then the pair in use is kept, or the densest
-# is chosen. Up to HARDLY_WORSE, the pair in use is not replaced by a sparser one. Up to NEAR, a pair is tried again
-# while another is in use.
+# Limits of a pair's step time, divided by the best step time. Up to TIE, a pair is as good as the best; of such pairs,
+# the pair in use is kept, or else the densest is chosen. Up to HARDLY_WORSE, the pair in use is not replaced by a
+# sparser pair. Up to NEAR, a pair is tried again while another pair is in use.
 TIE, HARDLY_WORSE, NEAR = 1.02, 1.05, 1.3
-# If the trials before and after a trial differ by more than this ratio, the link's speed jumped and the trial is void.
+# If the trials before and after a trial differ by more than this ratio, the link's speed jumped, so the trial is void.
 JUMP = 1.5
 
 
 class StepSeconds(NamedTuple):
-    """The times of one training step, each the longest of all ranks.
+    """The times of one training step; each is the longest on any rank.
 
     Attributes:
         step_s: seconds from the end of the previous step's exchange to the end of this step's exchange.
-        computing_s: seconds from the end of the previous step's exchange until backward handed over the last bucket.
+        computing_s: seconds from the end of the previous step's exchange until backward passed on the last bucket.
         wire_s: seconds in which the communication thread sent messages or waited for them.
     """
 
@@ -104,7 +104,7 @@ class StepSeconds(NamedTuple):
 
 
 class Ranking:
-    """Rank the compressor-collective pairs of a series of trials (a few training steps each) by their step times.
+    """Ranks the compressor-collective pairs of a series of trials (a few training steps each) by their step times.
 
     Args:
         order: all pairs, from dense to sparse.
@@ -140,21 +140,21 @@ class Ranking:
             self.pairs.append(pair)
 
     def compare(self, *, whatever: bool = False) -> bool:
-        """Compare the trial before the last one with the trials right before and after it, which used another pair.
+        """Compare the second last trial with the trials right before and after it, which used another pair.
 
-        The link's speed has jumped if the times of these two trials differ by more than the factor `JUMP`.
+        If the times of these two other trials differ by more than the factor `JUMP`, the link's speed has jumped.
 
         Args:
-            whatever: compare even if the link's speed has jumped.
+            whatever: True to compare even if the link's speed has jumped.
 
         Returns:
-            False if nothing was compared, because the link's speed has jumped.
+            True; False if nothing was compared, because the link's speed has jumped.
         """
         (_, before), (pair, between), (other, after) = self._trials[-3:]
         low, high = sorted((medians(before).step_s, medians(after).step_s))
         if high > JUMP * low and not whatever:
             return False
-        # the geometric mean corrects for a slow drift
+        # the geometric mean of the times before and after corrects for a slow drift
         log = math.log(medians(between).step_s) - math.log(low * high) / 2
         self._logs_of.setdefault((pair, other), []).append(log)
         fastest = next(iter(self._logs()))
@@ -163,12 +163,12 @@ class Ranking:
         return True
 
     def ratio(self, pair: Pair, other: Pair) -> float:
-        """Return (step time of `pair`) / (step time of `other`), from all comparisons, also those with third pairs."""
+        """Return (step time of `pair`) / (step time of `other`), from all comparisons, also with other pairs."""
         logs = self._logs()
         return math.exp(logs[pair] - logs[other])
 
     def of(self, pair: Pair) -> list[StepSeconds]:
-        """Return the times of the steps in all trials of a pair, oldest first, without the first steps of each."""
+        """Return the times of the steps in all trials of a pair, oldest first; steps that do not count are left out."""
         return [seconds for who, taken in self._trials if who == pair for seconds in taken]
 
     def latest_s(self, pair: Pair) -> float:
@@ -184,12 +184,12 @@ class Ranking:
         )
 
     def ahead(self, racing: Sequence[Pair], close: float, field: int) -> list[Pair]:
-        """Return the fastest pair so far, `leader`, then the others that are worth another trial, from fast to slow.
+        """Return the fastest pair so far, `leader`, then the other pairs that are worth another trial, fastest first.
 
         Args:
             racing: the compressor-collective pairs to choose from.
-            close: a pair stays if its step time is at most this many times that of the leader.
-            field: largest number of pairs that stay; the pair of `bf16` may stay in addition.
+            close: a pair is worth a trial if its step time is at most this many times that of the leader.
+            field: largest number of pairs to return; the pair of `bf16` may be returned in addition.
         """
         logs = self._logs()
         fastest = sorted(racing, key=lambda pair: (pair != self.leader, logs[pair]))
@@ -199,9 +199,9 @@ class Ranking:
     def winner(self, racing: Sequence[Pair], held: Pair | None) -> Pair:
         """Return the pair in use if it is as good as the fastest pair, otherwise the densest pair that is as good.
 
-        A pair is as good if its step time is at most `TIE` times that of the fastest; a bit more (`HARDLY_WORSE`) is
-        allowed to the pair in use before a sparser one replaces it. A dense pair that is as good as the fastest also
-        replaces a sparse pair in use.
+        A pair is as good if its step time is at most `TIE` times that of the fastest pair. A sparser pair replaces the
+        pair in use only if the step time of the pair in use is more than `HARDLY_WORSE` times that of the fastest. A
+        dense pair that is as good as the fastest replaces a sparse pair in use.
 
         Args:
             racing: the compressor-collective pairs to choose from.
@@ -216,10 +216,10 @@ class Ranking:
         return held if logs[held] <= math.log(patience) + best else winner
 
     def rivals(self, holder: Pair) -> list[Challenger]:
-        """Return the compressor-collective pairs to be tried again while the pair `holder` is in use.
+        """Return the compressor-collective pairs to try again while the pair `holder` is in use.
 
-        These are the fastest other pair, if its step time is at most `NEAR` times as long, and the pair that was tried
-        first because its estimated cost was lowest.
+        There are at most two: the fastest other pair, if its step time is at most `NEAR` times as long as that of
+        `holder`, and the pair that was tried first, because its estimated cost was lowest.
         """
         others = [pair for pair in self._logs() if pair != holder]
         near = [pair for pair in others[:1] if self.ratio(pair, holder) <= NEAR]
@@ -229,7 +229,7 @@ class Ranking:
     def summary(self, winner: Pair) -> str:
         """Return a summary for users, such as "12 ms a step, bf16 on ring 15 ms, 4 pairs tried".
 
-        The first time is that of `winner`; the second pair is the next fastest one.
+        The first time is that of `winner`; the second time is that of the next fastest pair.
         """
         step_s = medians(self.of(winner)).step_s
         if (second := next((pair for pair in self._logs() if pair != winner), None)) is None:
@@ -238,9 +238,9 @@ class Ranking:
         return f"{ms(step_s)} a step, {second} {ms(next_s)}, {len(self.pairs)} pairs tried"
 
     def _logs(self) -> dict[Pair, float]:
-        """Return log(step time) + a common constant for each compressor-collective pair tried, the fastest first.
+        """Return log(step time) + a common constant for each compressor-collective pair tried, fastest first.
 
-        The logarithms fit the ratios of all comparisons best, by least squares.
+        Of all possible logarithms, these fit the ratios of all comparisons best, by least squares.
         """
         signs, logs = np.zeros((len(self._logs_of), len(self.pairs))), np.zeros(len(self._logs_of))
         for row, ((pair, other), compared) in enumerate(self._logs_of.items()):

@@ -1,9 +1,10 @@
 """Encoding of all layers of a bucket in one native call.
 
-Payloads are those of layer after layer, bit for bit; that of a single layer is no bundle. Arguments of the functions:
+The payloads are the same, bit for bit, as if each layer were encoded on its own. They are returned as a bundle, unless
+there is a single layer. Arguments of the functions:
     gradients: fp32, one contiguous tensor per layer.
-    residual: fp32 [numel of all layers]. If it is given, `left` is first overwritten with gradients + residual;
-        otherwise it holds what to encode.
+    residual: fp32 [numel of all layers]. If it is not None, gradients + residual is encoded; if it is None, the
+        contents of `left` are encoded.
     left: fp32 [numel of all layers], the layers end to end; overwritten with what is not sent.
     numels: number of elements of each layer; at least one layer.
 """
@@ -49,7 +50,7 @@ _TERNARY = Loop("random_ternary_of_layers", Longs, Longs, Int, Double, Longs, Fl
 
 
 def serves(*tensors: torch.Tensor) -> bool:
-    """Return True if the functions of this module can be called for these tensors."""
+    """Return True if the functions of this module can be called with these tensors."""
     return _TOP_K.serves(*tensors)
 
 
@@ -60,9 +61,9 @@ def top_k_of_layers(
     numels: Sequence[int],
     ks: Sequence[int],
 ) -> torch.Tensor:
-    """Return the positions of the ks[i] >= 1 largest entries of layer i, from its start: int64 [sum of ks].
+    """Return the positions of the ks[i] largest entries of each layer i, counted from its start: int64 [sum of ks].
 
-    The selected entries stay in `left` as well.
+    Each of `ks` is at least 1. The selected entries are not subtracted from `left`.
     """
     most = min(max(numels), 2 * max(ks) + SPARE)
     positions, values = torch.empty(sum(ks), dtype=torch.int64), torch.empty(max(ks), dtype=torch.int32)
@@ -85,16 +86,16 @@ def send_from_layers(
     *,
     finite: bool,
 ) -> Payload | None:
-    """Return the payloads of entries of `left`, without those that round to zero, and subtract them from it.
+    """Return the payloads of entries of `left`, and subtract them from `left`; entries that round to zero are left out.
 
     Args:
-        left: as above.
-        numels: as above.
+        left: the layers end to end, fp32 [numel of all layers], mutated.
+        numels: number of elements of each layer.
         counts: number of positions in each layer.
-        positions: int64, ascending within each layer and counted from its start; overwritten.
+        positions: positions of the entries, int64, ascending within each layer and counted from its start; overwritten.
         dtype: type of the values: fp32, fp16 or bf16.
         world_size: number of ranks over which the values are summed; fp16 values are limited so that no sum overflows.
-        finite: return None, with `left` undefined, if an entry is not finite.
+        finite: True to return None, with `left` undefined, if an entry is not finite.
     """
     values, sent = torch.empty(len(positions), dtype=dtype), longs(counts)
     limit = value_limit(dtype, world_size)
@@ -115,7 +116,7 @@ def sign_layers(
     *,
     by_mean: bool,
 ) -> Payload:
-    """Return sign bits, set where an element is at least 0, with each layer's mean magnitude, or 1, as its scale."""
+    """Return payloads of sign bits, 1 if an element is >= 0; the scale is the mean magnitude if `by_mean`, else 1."""
     packed, scales = _room_for_codes(numels, 1), torch.empty(len(numels), 1, dtype=torch.float32)
     summands = _summands(gradients, residual, left)
     _SIGN(*summands, _borders(numels), len(numels), by_mean, packed, scales, left)
@@ -125,7 +126,7 @@ def sign_layers(
 def two_means_of_layers(
     gradients: Sequence[torch.Tensor], residual: torch.Tensor | None, left: torch.Tensor, numels: Sequence[int]
 ) -> Payload:
-    """Return sign bits, set where an element is at least 0, with the means of each layer's elements of either sign."""
+    """Return payloads of sign bits, 1 if an element is >= 0, and of each layer's means of elements with bit 0 and 1."""
     packed, means = _room_for_codes(numels, 1), torch.empty(len(numels), 2, dtype=torch.float32)
     summands = _summands(gradients, residual, left)
     _TWO_MEANS(*summands, _borders(numels), len(numels), packed, means, left)
@@ -133,11 +134,11 @@ def two_means_of_layers(
 
 
 def random_ternary_of_layers(gradients: Sequence[torch.Tensor], clip_sigmas: float, keys: Sequence[int]) -> Payload:
-    """Return codes of `random_ternary` with each layer's largest magnitude after clipping as its scale.
+    """Return payloads of codes as of `random_ternary`; a layer's scale is its largest magnitude after clipping.
 
     Args:
-        gradients: as above, but they are encoded themselves.
-        clip_sigmas: elements are clipped at this multiple of their layer's root mean square; 0 if they are not.
+        gradients: the tensors to encode, fp32, one contiguous tensor per layer.
+        clip_sigmas: elements are clipped at this multiple of their layer's root mean square; 0 to clip none.
         keys: seed of each layer's random numbers.
     """
     numels = [gradient.numel() for gradient in gradients]
@@ -153,7 +154,7 @@ def _coded(make: MakeCoded, bits: int, numels: Sequence[int], packed: torch.Tens
 def _summands(
     gradients: Sequence[torch.Tensor], residual: torch.Tensor | None, left: torch.Tensor
 ) -> tuple[Any, torch.Tensor]:
-    # a null pointer if there is nothing to add; the loops then read no residual
+    # a null pointer for the gradients if there is nothing to add; the loops then do not read the residual
     return (addresses(gradients), residual) if residual is not None else (None, left)
 
 

@@ -1,6 +1,6 @@
 """Quantisation: rounding and packing of elements, scales per block of consecutive elements, signs and ternary levels.
 
-The last block may be shorter. A byte holds four ternary codes, the first one in the highest bits.
+The last block may be shorter. A byte holds four ternary codes; the first code is in the highest bits.
 
 Source: the ternary codes are those of MXNet's two-bit gradient compression (Apache MXNet,
 src/kvstore/gradient_compression-inl.h): 11 is +1, 10 is -1, 00 is 0; 01 never occurs.
@@ -36,7 +36,7 @@ _SQUARES = Loop("block_squares", Longs, Longs, Int, Int, DoubleArray)
 
 @also_on_gpus
 def block_maxima(x: Parts, block_numel: int) -> torch.Tensor:
-    """Return the largest magnitude of every block, NaN if there is one: fp32 [ceil(numel / block_numel)]."""
+    """Return the largest magnitude of every block, or NaN if it contains NaN: fp32 [ceil(numel / block_numel)]."""
     if _MAXIMA.serves(*x.tensors):
         maxima = torch.empty(-(-x.numel // block_numel), dtype=torch.int32)
         _MAXIMA(x.starts, x.borders, x.numel, block_numel, maxima)
@@ -66,17 +66,17 @@ def relative_to_blocks(x: torch.Tensor, scales: torch.Tensor, block_numel: int) 
 
 
 def divisors(scales: torch.Tensor) -> torch.Tensor:
-    """Return scales, fp32 [num_blocks], with 1 in place of 0 and NaN, to divide by."""
+    """Return the scales, fp32 [num_blocks], with 0 and NaN replaced by 1, so that one can divide by them."""
     return torch.where(scales > 0, scales, 1)
 
 
 def _per_block(x: torch.Tensor, block_numel: int) -> torch.Tensor:
-    # one block per row, the last one padded with zeros: [num_blocks, min(block_numel, numel)]
+    # one block per row; the last row is padded with zeros: [num_blocks, min(block_numel, numel)]
     width = max(1, min(block_numel, x.numel()))
     return torch.nn.functional.pad(x, (0, -x.numel() % width)).view(-1, width)
 
 
-# Random rounding divides a level into this many parts: as fine as fp32 below 1, and 127 levels still fit into an int32.
+# For random rounding, a level is divided into this many parts: as fine as fp32 below 1, and 127 levels fit in an int32.
 PART_BITS = 23
 PARTS = 1 << PART_BITS
 
@@ -94,7 +94,7 @@ def pack_levels(
     key: int | None = None,
     out: torch.Tensor,
 ) -> None:
-    """Write packed levels to `out`: x / scale * multiplier, rounded to the nearest integer or at random.
+    """Write packed levels, x / scale * multiplier, to `out`; a level is rounded to the nearest integer or at random.
 
     Random rounding computes the level in units of 1 / `PARTS`, adds a random number in [0, PARTS), and rounds down.
 
@@ -102,9 +102,9 @@ def pack_levels(
         x: [numel]; NaN becomes level 0.
         scales: fp32 [ceil(numel / block_numel)], >= 0.
         block_numel: elements per scale.
-        bits: bits per level, 2, 4 or 8. Levels are clamped to +-(2^(bits - 1) - 1), because the quotient may be too
-            large if the scale is denormal.
-        multiplier: levels per scale.
+        bits: bits per level, 2, 4 or 8. Levels are clamped to +-(2^(bits - 1) - 1), because they may be too large if
+            the scale is denormal.
+        multiplier: number of levels between 0 and the scale.
         key: seed of the random numbers, 0..2^64 - 1; None to round to the nearest level, ties to even.
         out: uint8 [ceil(numel * bits / 8)], overwritten with two's complement codes of the codebook "levels".
     """
@@ -125,7 +125,7 @@ def pack_levels(
 
 
 def _within(x: torch.Tensor, most: int) -> torch.Tensor:
-    # to the nearest integers, ties to even: int64; overwrites `x`
+    # rounds to the nearest integers, ties to even: int64; overwrites `x`
     return x.clamp_(-most, most).nan_to_num_(nan=0.0).round_().to(torch.int64)
 
 
@@ -137,10 +137,10 @@ _PACK_POWERS = Loop("pack_powers", Longs, Longs, Int, FloatArray, Int, Int, Int,
 
 @also_on_gpus
 def pack_powers(x: Parts, scales: torch.Tensor, block_numel: int, *, bits: int, key: int, out: torch.Tensor) -> None:
-    """Write packed codes of x / scale to `out`, rounded at random and without bias to a power of two.
+    """Write packed codes of x / scale, rounded at random, without bias, to a power of two, to `out`.
 
-    A random number is added to the bits of the mantissa: the carry increments the exponent with the right probability.
-    Elements below the smallest power that a code can express become this power or zero.
+    A random number is added to the bits of the mantissa; the carry increments the exponent with the right probability.
+    An element below the smallest power that a code can express becomes this power or zero.
 
     Args:
         x: [numel]; NaN becomes 0.
@@ -158,7 +158,7 @@ def pack_powers(x: Parts, scales: torch.Tensor, block_numel: int, *, bits: int, 
     num_exponents = (1 << (bits - 1)) - 1
     smallest = 2.0 ** (1 - num_exponents)
     is_below = magnitude < smallest
-    mantissa = (magnitude + is_below.float() * smallest).view(torch.int32)  # below: the share of the smallest power
+    mantissa = (magnitude + is_below.float() * smallest).view(torch.int32)  # if below: the share of the smallest power
     noise = shared_words(key, x.numel, x.device) >> (32 - MANTISSA_BITS)
     exponent = ((mantissa + noise) >> MANTISSA_BITS) - is_below.int()
     codes = (EXPONENT_OF_ONE + 1 - exponent) & num_exponents
@@ -170,12 +170,12 @@ _PACK_NEAREST = Loop("pack_nearest_levels", FloatArray, Int, Double, Double, Byt
 
 
 def pack_nearest_levels(x: torch.Tensor, low: float, ratio: float) -> torch.Tensor:
-    """Return the codes of a `SparseLevels` payload, the nearest level for each value: uint8 [ceil(count / 2)].
+    """Return the codes of a `SparseLevels` payload; each value gets the nearest level: uint8 [ceil(count / 2)].
 
     Args:
         x: fp32 [count]. A tie goes to the larger magnitude; NaN counts as infinite.
         low: smallest level, > 0, exact in fp32.
-        ratio: ratio of neighbouring levels, >= 1, exact in fp32.
+        ratio: each level divided by the next smaller level, >= 1, exact in fp32.
     """
     if _PACK_NEAREST.serves(x):
         packed = torch.empty(packed_nbytes(len(x), BITS), dtype=torch.uint8)
@@ -192,9 +192,9 @@ _WITH_SUMS = Loop("signs_and_sums", FloatArray, Int, ByteArray, DoubleArray, ret
 
 @also_on_gpus
 def signs_and_magnitude(x: torch.Tensor, out: torch.Tensor) -> float:
-    """Write a bit per element, 1 if x >= 0, to `out`, uint8 [ceil(numel / 8)]; return the sum of magnitudes.
+    """Write one bit per element to `out`, uint8 [ceil(numel / 8)]: 1 if x >= 0, otherwise 0, also for NaN.
 
-    NaN counts as negative. The sum is taken in fp64.
+    Return the sum of the magnitudes of `x`, computed in fp64.
     """
     if _WITH_MAGNITUDE.serves(x):
         return float(_WITH_MAGNITUDE(x.contiguous(), x.numel(), out))
@@ -204,10 +204,11 @@ def signs_and_magnitude(x: torch.Tensor, out: torch.Tensor) -> float:
 
 @also_on_gpus
 def signs_and_sums(x: torch.Tensor, out: torch.Tensor) -> tuple[int, float, float]:
-    """Write a bit per element, 1 if x >= 0, to `out`, uint8 [ceil(numel / 8)]; NaN counts as negative.
+    """Write one bit per element to `out`, uint8 [ceil(numel / 8)]: 1 if x >= 0, otherwise 0, also for NaN.
 
     Returns:
-        The number of bits that are 1, the sum of their elements, and the sum of the other elements, both in fp64.
+        The number of bits that are 1, the sum of the elements with bit 1, and the sum of the elements with bit 0; the
+        sums are computed in fp64.
     """
     if _WITH_SUMS.serves(x):
         sums = torch.empty(2, dtype=torch.float64)
@@ -219,7 +220,7 @@ def signs_and_sums(x: torch.Tensor, out: torch.Tensor) -> tuple[int, float, floa
     return int(is_set.sum()), float(above), float(below)
 
 
-LEVELS, CODES = 8, 2  # bits per element: int8 levels, or codes
+LEVELS, CODES = 8, 2  # bits per element: of int8 levels, and of codes
 
 _TERNARY = Loop("pack_ternary", FloatArray, Int, Float, Int, ByteArray)
 _TERNARY_AND_SUM = Loop("pack_ternary_and_sum", FloatArray, Int, Float, ByteArray, LongArray, returns=Double)
@@ -249,13 +250,13 @@ def ternary_of_sum(
 ) -> torch.Tensor:
     """Return packed ternary codes of gradient + residual, and write the sum minus the decoded codes to `left`.
 
-    The codes, uint8 [ceil(numel / 4)], are those of `ternary`: the sign where the magnitude reaches the threshold.
+    The codes, uint8 [ceil(numel / 4)], are those of `ternary`: the sign if the magnitude reaches the threshold, else 0.
 
     Args:
         gradient: fp32 [numel], contiguous.
         residual: fp32 [numel], contiguous.
-        threshold: > 0, exact in fp32; the decoded value of a code of +1.
-        left: fp32 [numel], overwritten; shares no memory with the others.
+        threshold: > 0, exact in fp32; the code of +1 is decoded to it.
+        left: fp32 [numel], overwritten; must not share memory with the other tensors.
     """
     out = output_of(left, CODES)
     _OF_SUM(gradient, residual, left.numel(), threshold, out, left)
@@ -278,7 +279,7 @@ def ternary_and_mean(x: torch.Tensor, threshold: float) -> tuple[torch.Tensor, f
 
 @also_on_gpus
 def random_ternary(x: torch.Tensor, scale: float, key: int, bits: int, *, limit: float = math.inf) -> torch.Tensor:
-    """Return a random ternary value per element: its sign with probability min(|x|, limit) / scale, else 0.
+    """Return a random ternary value per element: its sign with probability min(|x|, limit) / scale, otherwise 0.
 
     Args:
         x: fp32 [numel]; NaN becomes 0.
@@ -297,7 +298,7 @@ def random_ternary(x: torch.Tensor, scale: float, key: int, bits: int, *, limit:
 
 
 def level_dtype(world_size: int) -> torch.dtype:
-    """Return an integer type that can hold the sum of `world_size` levels, and that backends can add."""
+    """Return an integer type that can hold the sum of `world_size` levels in -1..1, and that backends can add."""
     return torch.int8 if world_size <= 127 else torch.int32
 
 

@@ -1,4 +1,4 @@
-"""Updates of residuals and momentum, fused with selection into one pass over memory."""
+"""Updates of residuals and momentum buffers; some also select entries in the same pass over memory."""
 
 import itertools
 from collections.abc import Sequence
@@ -59,16 +59,16 @@ def accelerate(
 ) -> None:
     """Write the next momentum buffer, m u + g, to `now`, and the tensor to encode, now + residual, to `out`.
 
-    With nesterov the momentum buffer is m (u + g), and the tensor to encode is now + residual + g.
+    With Nesterov momentum, the momentum buffer is m (u + g), and the tensor to encode is now + residual + g.
 
     Args:
-        gradients: g, floating, 1-D; they lie end to end in the other tensors.
-        velocity: u, the momentum buffer of the step before, fp32 [numel]; None for zeros.
+        gradients: g, floating, 1-D; they correspond to consecutive parts of the other tensors.
+        velocity: u, the momentum buffer of the previous step, fp32 [numel]; None for zeros.
         residual: fp32 [numel]; None for zeros.
         momentum: m, rounded to fp32.
-        nesterov: use Nesterov momentum.
-        now: fp32 [numel], overwritten; must not share memory with the others.
-        out: floating [numel], overwritten; must not share memory with the others.
+        nesterov: True to use Nesterov momentum.
+        now: fp32 [numel], overwritten; must not share memory with the other tensors.
+        out: floating [numel], overwritten; must not share memory with the other tensors.
     """
     has_both = velocity is not None and residual is not None
     numels = [gradient.numel() for gradient in gradients]
@@ -103,12 +103,12 @@ _FIND = Loop(
 )
 
 
-# the result of `add_and_find`
+# the result of `add_and_find`: (sum of squares, positions, values)
 LargeEntries = tuple[float, torch.Tensor, torch.Tensor]
 
 
 def add_and_measure(gradient: torch.Tensor, residual: torch.Tensor, out: torch.Tensor) -> tuple[float, float]:
-    """Write gradient + residual to `out`; return the sum and the maximum of its magnitudes.
+    """Write gradient + residual to `out`; return the sum of the magnitudes in `out`, and the largest of them.
 
     Args:
         gradient: fp32 [numel], contiguous.
@@ -126,7 +126,7 @@ def add_and_measure(gradient: torch.Tensor, residual: torch.Tensor, out: torch.T
 
 
 def add_and_find(gradient: torch.Tensor, residual: torch.Tensor, level: float, out: torch.Tensor) -> LargeEntries:
-    """Write gradient + residual to `out`; return its sum of squares, and its entries of at least a given magnitude.
+    """Write gradient + residual to `out`; return its sum of squares, and its entries of magnitude `level` or more.
 
     Args:
         gradient: fp32 [numel], contiguous.
@@ -150,7 +150,7 @@ def add_and_find(gradient: torch.Tensor, residual: torch.Tensor, level: float, o
 
 
 def find(x: torch.Tensor, level: float) -> LargeEntries:
-    """Return the sum of squares of `x`, and the positions and values of its entries with |x| >= level.
+    """Return the sum of squares of `x`, and the positions and the values of the entries with |x| >= level.
 
     `x` is fp32 [numel]; the sum is in fp64; positions are int64, ascending; values are fp32.
     """

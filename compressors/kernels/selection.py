@@ -1,7 +1,7 @@
 """Selection of entries by magnitude, and sums and maxima of magnitudes.
 
-Results are bit-identical on every device, with or without native loops. Of equal magnitudes the first is selected; NaN
-counts as infinite. Positions are in ascending order.
+Results are bit-identical on every device, with and without native loops. Of equal magnitudes, the first are selected.
+NaN counts as infinite. Positions are in ascending order.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ from collectives.kernels.loop import (
 )
 from collectives.payloads.codec.values import value_limit
 
-STRETCH = 1024  # terms that `folded_sum` sums as a unit
+STRETCH = 1024  # number of terms that `folded_sum` sums as a unit
 
 INFINITE = 0x7F800000  # the bits of infinity in fp32
 
@@ -44,13 +44,13 @@ def magnitudes(x: torch.Tensor) -> torch.Tensor:
 
 
 def level_bits(level: float) -> int:
-    """Return the bits of `level` in fp32 as an integer; integers of larger magnitudes are larger.
+    """Return the bits of `level` in fp32 as an integer; a larger level gives a larger integer.
 
-    A negative level counts as zero, NaN as infinity.
+    A negative level counts as zero, and NaN as infinity.
     """
     if math.isnan(level):
         return INFINITE
-    nearest = ctypes.c_float(max(level, 0.0)).value  # infinite if out of the range of fp32
+    nearest = ctypes.c_float(max(level, 0.0)).value  # infinity if the level is out of the range of fp32
     return int(struct.unpack("<i", struct.pack("<f", abs(nearest)))[0])
 
 
@@ -112,10 +112,11 @@ def squares_and_largest(x: torch.Tensor) -> tuple[float, float]:
 
 
 def folded_sum(terms: torch.Tensor) -> torch.Tensor:
-    """Return the sums along the last dimension of fp64 [..., n], in a fixed order: fp64 [...].
+    """Return the sums of `terms`, fp64 [..., n], over the last dimension, in a fixed order of additions: fp64 [...].
 
-    Blocks of 1024 terms, the last one padded with zeros, are halved by adding the upper half to the lower one, until
-    one term is left. The sums of the blocks are then summed in the same way. No term may be -0.0.
+    Terms are summed in blocks of 1024; the last block is padded with zeros. A block is halved by adding its upper half
+    to its lower half, until one term is left. The sums of the blocks are then summed in the same way. No term may be
+    -0.0.
     """
     while terms.shape[-1] > 1:
         terms = torch.nn.functional.pad(terms, (0, -terms.shape[-1] % STRETCH)).unflatten(-1, (-1, STRETCH))
@@ -126,10 +127,10 @@ def folded_sum(terms: torch.Tensor) -> torch.Tensor:
     return terms.sum(-1)  # at most one term
 
 
-LONGEST_GROUP = 16384  # the largest group that the group loops take
+LONGEST_GROUP = 16384  # the largest group size that the native loops for groups support
 TYPES = (torch.float32, torch.float16, torch.bfloat16)  # types of values on the wire, in the order of the native loops
-KEPT = len(TYPES)  # stands for fp32 values that are not subtracted
-# Before the number of entries is known, memory is allocated for numel // FEW + SPARE of them.
+KEPT = len(TYPES)  # number for fp32 values that are not subtracted
+# While the number of entries is unknown, memory for numel // FEW + SPARE entries is allocated.
 FEW, SPARE = 16, 4096
 
 _SELECT_GROUPS = Loop("select_groups", FloatArray, Int, Int, Int, Int, LongArray)
@@ -174,9 +175,9 @@ def select_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -> torc
 
 @also_on_gpus
 def select_short_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -> torch.Tensor:
-    """Return the positions, int64, of the k largest |x| in each group of at most LONGEST_GROUP consecutive entries.
+    """Return the positions of the k largest |x| in each group of consecutive entries, ascending, int64.
 
-    Of a shorter last group, `k_last` entries are selected. Positions are ascending.
+    A group has at most LONGEST_GROUP entries. If the last group is shorter, `k_last` of its entries are selected.
     """
     num_groups, rest = divmod(x.numel(), group_size)
     if _SELECT_GROUPS.serves(x):
@@ -191,7 +192,7 @@ def select_short_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -
 
 
 def sends_groups(group_size: int, left: torch.Tensor) -> bool:
-    """Return True if `send_groups` can be called."""
+    """Return True if `send_groups` can be called for groups of this size and the tensor `left`."""
     return group_size <= LONGEST_GROUP and _SEND_GROUPS[torch.float32].serves(left)
 
 
@@ -203,19 +204,19 @@ def send_groups(
     dtype: torch.dtype | None,
     world_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool]:
-    """Select the k entries of largest magnitude per group of x = gradients + residual; write the rest of x to `left`.
+    """Take the k entries of largest magnitude per group of x = gradients + residual, and write the rest of x to `left`.
 
     Args:
-        gradients: fp32, contiguous; concatenated they are [numel].
+        gradients: fp32, contiguous; they have `numel` elements in total.
         residual: fp32 [numel].
-        left: fp32 [numel], overwritten with x minus the values; shares no memory with the others.
+        left: fp32 [numel], overwritten with x minus the values; must not share memory with the other tensors.
         groups: group_size, k and k_last of `select_groups`.
-        dtype: type of the values: fp32, fp16 or bf16; None for fp32, and to leave all of x in `left`.
+        dtype: type of the values: fp32, fp16 or bf16. None: values are fp32, and `left` becomes x, without subtraction.
         world_size: number of ranks over which the values are summed; fp16 values are limited so that no sum overflows.
 
     Returns:
         The values, in the order of `select_groups`, with +0.0 for -0.0; their indices within their groups, int64; their
-        positions, int64; and True if all of x is finite. If it is not, the other results are invalid.
+        positions, int64; and True if all of x is finite. If that is False, the other results are invalid.
     """
     (group_size, k, k_last), kind = groups, KEPT if dtype is None else TYPES.index(dtype)
     limit, dtype = math.inf if dtype is None else value_limit(dtype, world_size), dtype or torch.float32
@@ -250,7 +251,8 @@ def candidates_room(numel: int, k: int) -> tuple[int, torch.Tensor, torch.Tensor
     """Allocate work memory for the native top-k loops, which keep candidates for the k largest entries.
 
     Returns:
-        The largest number of candidates; memory for their positions, int64; memory for their magnitudes' bits, int32.
+        The largest number of candidates; memory for their positions, int64; memory for the bits of their magnitudes,
+        int32.
     """
     most = min(numel, 2 * k + SPARE)
     return most, torch.empty(most, dtype=torch.int64), torch.empty(max(most, numel // 64), dtype=torch.int32)
@@ -281,7 +283,7 @@ def reaching(x: torch.Tensor, level: float) -> torch.Tensor:
 
 
 def _top_of_rows(rows: torch.Tensor, k: int) -> torch.Tensor:
-    """Return the ascending flat positions of the k largest |x| in every row of fp32 [num_rows, num_columns]."""
+    """Return the positions of the k largest |x| in every row, ascending, as indices of the flattened `rows` (fp32)."""
     sizes = magnitudes(rows)
     smallest = sizes.topk(k, dim=1).values[:, -1:]
     above, tied = sizes > smallest, sizes == smallest

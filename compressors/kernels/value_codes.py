@@ -1,7 +1,8 @@
 """Coding of the values that sparse payloads send, in 2 or 8 bits (`collectives/payloads/codec/value_codes.py`).
 
-Sums are of whole numbers, so every order of additions gives the same bits: values are counted in parts of a power of
-two above the largest magnitude. NaN counts as a positive infinity, and what is larger as the largest number in bf16.
+Values are converted to whole numbers of a unit, a fraction of the power of two above the largest magnitude. So sums are
+exact, and every order of additions gives the same bits. NaN counts as positive infinity, and magnitudes above the
+largest bf16 number count as that number.
 """
 
 from typing import NamedTuple
@@ -24,8 +25,8 @@ from collectives.payloads.codec.values import to_value_dtype
 from compressors.kernels.selection import magnitudes
 
 LARGEST = torch.finfo(torch.bfloat16).max
-ROUNDS = 4  # of Lloyd's method from the mean, which a first round from the median gives
-PRECISION = 40  # bits of a magnitude in a sum over a block of at most 4096
+ROUNDS = 4  # rounds of Lloyd's method that start from the mean, which a first round from the median finds
+PRECISION = 40  # bits of a magnitude as a whole number; sums are over blocks of at most 4096 magnitudes
 
 _LOOPS = {
     coding: Loop(
@@ -36,12 +37,12 @@ _LOOPS = {
 
 
 class Coded(NamedTuple):
-    """Coded values.
+    """The result of `code_values`: the codes, and the values that they stand for.
 
     Attributes:
         tables: the numbers that blocks of values share, bf16 or fp32.
         packed: the codes, uint8 [ceil(count * bits / 8)], low bits first.
-        arrived: what the codes stand for, fp32 [count].
+        arrived: the decoded values, fp32 [count].
     """
 
     tables: torch.Tensor
@@ -52,14 +53,14 @@ class Coded(NamedTuple):
 def code_values(
     values: torch.Tensor, coding: ValueCoding, block: int, rest: tuple[torch.Tensor, torch.Tensor] | None = None
 ) -> Coded:
-    """Return the codes of `values`.
+    """Code values in 2 or 8 bits each, and return the codes.
 
     Args:
         values: fp32 [count], contiguous.
-        coding: how to code them.
+        coding: how to code the values.
         block: the result of `block_length`, at most 4096 except for "sigma".
-        rest: the values' positions in a tensor, int64 [count], and that tensor, fp32, from which what the codes stand
-            for is subtracted; None if there is none.
+        rest: (positions of the values in a tensor, int64 [count]; that tensor, fp32, mutated). The decoded values are
+            subtracted from the tensor. None if nothing is subtracted.
     """
     count = len(values)
     bits = min(30, (62 - count.bit_length()) // 2)  # the sum of the squares of all values fits into an int64
@@ -98,7 +99,7 @@ def _two_means(rows: torch.Tensor, count: int) -> torch.Tensor:
     """Return the means of the small and of the large magnitudes of each row, bf16 [num_rows, 2], by Lloyd's method.
 
     Args:
-        rows: fp32 [num_rows, block]; the last row is filled up with zeros.
+        rows: fp32 [num_rows, block]; the last row is padded with zeros.
         count: number of magnitudes in all rows.
     """
     starts = torch.arange(len(rows), device=rows.device).unsqueeze(1) * rows.shape[1]
@@ -146,12 +147,12 @@ def _finite(values: torch.Tensor) -> torch.Tensor:
     return values.nan_to_num(nan=LARGEST).clamp_(-LARGEST, LARGEST)
 
 
-def _rows(x: torch.Tensor, block: int) -> torch.Tensor:  # the last one filled up with zeros
+def _rows(x: torch.Tensor, block: int) -> torch.Tensor:  # the last row is padded with zeros
     return torch.nn.functional.pad(x, (0, -len(x) % block)).view(-1, block)
 
 
 def _scales(largest: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return 2^bits / (the power of two above `largest`), and its inverse, fp64 of the shape of `largest`, fp32."""
-    exponents = (largest.double().view(torch.int64) >> 52).clamp(min=874)  # that of the smallest fp32 number above 0
+    """Return 2^bits / (the power of two above `largest`), and its inverse; `largest` is fp32, the results are fp64."""
+    exponents = (largest.double().view(torch.int64) >> 52).clamp(min=874)  # 874: that of the smallest fp32 number > 0
     scale, inverse = (2045 - exponents + bits) << 52, (exponents + 1 - bits) << 52
     return scale.view(torch.float64), inverse.view(torch.float64)

@@ -1,4 +1,4 @@
-"""The layers of a bucket, one after another."""
+"""Functions that process the layers of a bucket one after another."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from collectives.payloads import Bundle, Payload
 from compressors.kernels.residuals import add
 from compressors.layer import Layer
 
-# (gradient, residual, left, layer) -> payload; tensors are fp32 [layer.numel], and `left` is overwritten
+# (gradient, residual, left, layer) -> payload; all tensors are fp32 [layer.numel], and `left` is overwritten
 EncodeSum = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Layer], Payload]
 
 
 class NonFinite(ArithmeticError):
-    """The sum of gradient and residual holds a NaN or an infinity."""
+    """The sum of gradient and residual contains a NaN or an infinity."""
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Return True if all elements are finite; takes one pass, unless finite elements have a sum that overflows."""
+    """Return True if all elements are finite; takes one pass, or two if the sum of the elements is not finite."""
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def clip_factor(tensors: Sequence[torch.Tensor], limit: float) -> float:
-    """Return what to multiply tensors by so that their common L2 norm is at most `limit`.
+    """Return the factor by which to multiply these tensors so that their common L2 norm is at most `limit`.
 
-    It is 1 if the norm is no larger, and if it is not finite, because zeros would then take the place of all elements.
-    `torch.nn.utils.clip_grad_norm_`, which clips what an optimizer gets, divides by norm + 1e-6 instead.
+    The factor is 1 if the norm is at most `limit`. It is also 1 if the norm is not finite, because the factor would
+    otherwise turn all finite elements into zeros. `torch.nn.utils.clip_grad_norm_`, which clips the gradients that an
+    optimizer gets, divides by norm + 1e-6 instead.
     """
     norms = [torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in tensors]
     norm = math.hypot(*map(float, norms))
@@ -37,9 +38,9 @@ def clip_factor(tensors: Sequence[torch.Tensor], limit: float) -> float:
 
 
 def split(flat: torch.Tensor | None, layers: Sequence[Layer]) -> Sequence[Any]:
-    """Return each layer's part of `flat`, [numel of all layers], as views; a list of None if `flat` is None."""
+    """Return each layer's part of `flat`, [numel of all layers], as a view; None for each layer if `flat` is None."""
     if flat is None or len(layers) == 1:
-        return [flat] * len(layers)  # slicing a tensor would take as long as summing a short one
+        return [flat] * len(layers)  # one layer is returned as it is, because slicing takes as long as a short sum
     return torch.split(flat, [layer.numel for layer in layers])
 
 
@@ -51,10 +52,12 @@ def summed(
     *,
     screen: bool = False,
 ) -> Iterator[torch.Tensor]:
-    """Yield what to encode for each layer, computed when it is asked for: the arguments are those of `encode_bucket`.
+    """Yield the tensor to encode for each layer: gradient + residual, computed only when the next layer is needed.
+
+    The arguments are those of `encode_bucket`.
 
     Raises:
-        NonFinite: `screen` is True, and the layer's tensor holds NaN or infinity.
+        NonFinite: `screen` is True, and the tensor of a layer contains NaN or infinity.
     """
     for gradient, old, out in zip(gradients, split(residual, layers), split(left, layers), strict=True):
         if old is not None:
@@ -74,18 +77,18 @@ def each_layer(
     *,
     screen: bool = False,
 ) -> Payload:
-    """Return the payloads that a function makes of each layer's gradient and residual.
+    """Return one message with the payloads that `encode` makes of each layer's gradient and residual.
 
     Raises:
-        NonFinite: `screen` is True, and gradients + residual hold NaN or infinity.
+        NonFinite: `screen` is True, and gradients + residual contain NaN or infinity.
     """
     of_layers = zip(gradients, split(residual, layers), split(left, layers), layers, strict=True)
     payload = bundled([encode(*each) for each in of_layers])
-    if screen and not is_finite(left):  # which keeps what is not finite
+    if screen and not is_finite(left):  # NaN and infinity stay in `left`
         raise NonFinite
     return payload
 
 
 def bundled(payloads: Sequence[Payload]) -> Payload:
-    """Return the payloads as one message."""
+    """Return the payloads as one message: a bundle, or the payload itself if there is only one."""
     return payloads[0] if len(payloads) == 1 else Bundle(payloads)

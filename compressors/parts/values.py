@@ -1,6 +1,6 @@
-"""In which type, or by which code, a sparse method sends the values of its entries.
+"""The forms (types or codes) in which a sparse method sends the values of its entries.
 
-A `ValueForm` turns entries into a payload: `FloatForm`, `CodeForm` of 2 or 8 bits, or `Levels` of 4 bits.
+A `ValueForm` turns entries into a payload: `FloatForm`, `CodeForm` (2 or 8 bits per value), or `Levels` (4 bits).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TORCH_DTYPES: dict[ValueDtype, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp32": torch.float32,
 }
-# Relative error of a magnitude that is decoded as a product, or as the last of eight.
+# Largest relative error of a magnitude that is decoded as a product, or as the last of eight products.
 TOP_ROUNDOFF = 1e-6
 
 
@@ -47,24 +47,24 @@ def roundoff(dtype: ValueDtype) -> float:
 
 
 class ValueForm(abc.ABC):
-    """A form of values; its `kind` is the class of the payloads."""
+    """A form in which values are sent, such as fp16 or codes; `kind` is the class of the payloads."""
 
     kind: ClassVar[type[Payload]]
 
     @abc.abstractmethod
     def payload(self, numel: int, positions: torch.Tensor, values: torch.Tensor, world_size: int) -> IndexedValues:
-        """Return the payload of entries `values`, fp32 [k], at ascending positions, without those that become zero.
+        """Return the payload of entries `values`, fp32 [k], at ascending positions; entries that become 0 are left out.
 
-        Values are clamped so that their sum over `world_size` ranks cannot overflow.
+        Values are clamped so that no sum of them over `world_size` ranks overflows.
         """
 
     def bound_for(self, share: float) -> float:
-        """Return a bound on |x - C(x)|^2 / |x|^2 if the entries sent hold at least this share of |x|^2."""
+        """Return a bound on |x - C(x)|^2 / |x|^2, if the entries that are sent hold at least this share of |x|^2."""
         return 1.0
 
     @abc.abstractmethod
     def nbytes(self, numel: int, k: int) -> int:
-        """Return the bytes of the payload of k entries, none of them zero, of a layer of `numel` elements."""
+        """Return the bytes of a payload of k entries, none of them zero, for a layer of `numel` elements."""
 
     def send(
         self,
@@ -76,15 +76,15 @@ class ValueForm(abc.ABC):
         *,
         screen: bool,
     ) -> Payload:
-        """Return the payload of entries of several layers, and subtract it from them; the arguments lie on a CPU.
+        """Return the payload of entries of several layers, and subtract it from the layers; all tensors lie on a CPU.
 
         Args:
-            left: fp32 [numel of all layers], the layers end to end.
+            left: fp32 [numel of all layers], the layers end to end; mutated.
             numels: number of elements of each layer.
             counts: number of entries of each layer.
-            positions: int64, ascending within each layer and counted from its start; may be overwritten.
+            positions: int64, ascending within each layer and counted from the layer's start; may be overwritten.
             world_size: as in `payload`.
-            screen: raise an error if an entry is not finite.
+            screen: True to raise an error if an entry is not finite.
 
         Raises:
             NonFinite: `screen` is True, and an entry is not finite.
@@ -101,7 +101,7 @@ class ValueForm(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class FloatForm(ValueForm):
-    """Floating-point numbers of a type."""
+    """Values are sent as floating-point numbers of the type `value_dtype`."""
 
     kind: ClassVar[type[Payload]] = Sparse
 
@@ -142,16 +142,17 @@ class FloatForm(ValueForm):
 
 @dataclasses.dataclass(frozen=True)
 class CodeForm(ValueForm):
-    """Codes of 2 or 8 bits.
+    """Values are sent as codes of 2 or 8 bits.
 
-    two_magnitudes: a sign bit, and a bit that chooses one of two magnitudes in bf16. As many values as lie in 4096
-        elements (at least 32) share the magnitudes, which five rounds of Lloyd's method from the median find.
-    sigma: four levels for all values of a payload, each 1.5 standard deviations wide, and the mean of each level.
-    int8: a whole number of steps; values share a step as they share two magnitudes.
+    two_magnitudes: a sign bit, and a bit that selects one of two magnitudes in bf16. As many values as lie in 4096
+        elements (at least 32) share the two magnitudes, which five rounds of Lloyd's method, from the median, find.
+    sigma: four levels for all values of a payload, each 1.5 standard deviations wide; a code is decoded as the mean of
+        its level.
+    int8: a whole number of steps; as many values share a step as share two magnitudes.
 
     Source: S. P. Lloyd, "Least squares quantization in PCM", IEEE Transactions on Information Theory 28 (1982); sigma:
     the code of SparseLoCo, Sarfi et al. 2025 (arXiv:2508.15706; one-covenant/templar, tplr/compress.py).
-    Differs: sigma takes 2 bits per code, not a byte, and its levels' means include the mean of all.
+    Differs: sigma takes 2 bits per code, not a byte, and the means of its levels include the mean of all values.
     """
 
     kind: ClassVar[type[Payload]] = SparseCodes
@@ -173,10 +174,10 @@ class CodeForm(ValueForm):
         values: torch.Tensor,
         left: torch.Tensor | None = None,
     ) -> SparseCodes:
-        """Return the payload of k entries `values`, fp32 [z], of every group, which may be zero.
+        """Return the payload of k entries of every group; the entries are `values`, fp32 [z], and may be zero.
 
-        Arguments before `values` are as in `SparseCodes`. If `left`, fp32 [numel], is given, the payload is subtracted
-        from it.
+        `numel`, `group_size`, `k` and `positions` are as in `SparseCodes`. If `left`, fp32 [numel], is not None, the
+        payload is subtracted from it.
         """
         block, rest = block_length(self.coding, len(values), numel), None if left is None else (positions, left)
         tables, packed, arrived = code_values(values, self.coding, block, rest)
@@ -186,10 +187,10 @@ class CodeForm(ValueForm):
     def bound_for(self, share: float) -> float:
         match self.coding:
             case "two_magnitudes":
-                # n values v of a block keep sum(v)^2 / n of their squares if each becomes their mean magnitude
+                # if n values v of a block all become their mean magnitude, sum(v)^2 / n of their squares is kept
                 return 1 - share * (1 - roundoff("bf16") ** 2) / SHARED_OVER
             case "sigma":
-                return 1.0  # all values may lie in one level, whose mean may be zero
+                return 1.0  # all values may lie in one level whose mean is zero
             case "int8":
                 # each of n values of a block loses at most half a step, which is 1 / 254 of the largest
                 return 1 - share * (1 - SHARED_OVER / (2 * MOST_STEPS) ** 2) * (1 - TOP_ROUNDOFF)
@@ -200,7 +201,7 @@ class CodeForm(ValueForm):
 
 
 class Levels(ValueForm):
-    """Codes of 4 bits: the magnitudes form a geometric sequence from the smallest entry to the largest."""
+    """Values are sent as codes of 4 bits: magnitudes form a geometric sequence from smallest to largest entry."""
 
     kind: ClassVar[type[Payload]] = SparseLevels
 

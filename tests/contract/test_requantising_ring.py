@@ -143,7 +143,7 @@ def test_ranks_and_hops_round_differently() -> None:
     [
         ("topk", "topk sends Sparse payloads: ring:requantise=true encodes sums of Codes again, and Sparse payloads "
                  "are none; use collective ring"),
-        ("onebit", "and TwoMeans payloads are none; use collective allgather"),
+        ("onebit", "and TwoMeans payloads are not Codes; use collective allgather"),
         ("qsgd", "ring keeps the errors of the sums that it encodes, which would grow without limit: qsgd is no "
                  "contraction with these options; use qsgd:error_feedback=true or collective allgather"),
         ("qsgd:bits=4,block_numel=196", "use qsgd:error_feedback=true or collective allgather"),
@@ -174,7 +174,7 @@ def test_codes_need_the_layers_of_a_run() -> None:
             Ring(requantise=True).bind(transport).sum(codes, KEY)
         with pytest.raises(PayloadError, match=r"given 4107 elements for layers \[0, 1\], which have 2900"):
             ring_of(transport, "int8")[0].sum(codes, KEY[:2])
-        with pytest.raises(Incompatible, match="Sparse payloads are none"):
+        with pytest.raises(Incompatible, match="Sparse payloads are not Codes"):
             ring_of(transport, "int8")[0].sum(Sparse(3, torch.tensor([1]), torch.tensor([1.0])), (3,))
 
     run_threads(rank, 2)

@@ -1,4 +1,4 @@
-"""Codes of a few bits: packing them, and codebooks, which are tables of the values that codes stand for.
+"""Codes of a few bits: functions that pack them, and codebooks, which are tables of the values of codes.
 
 Sources: sign: Bernstein et al. 2018 (arXiv:1802.04434). ternary: MXNet's 2-bit gradient compression, with the same
 bit layout. levels: QSGD, Alistarh et al. 2017 (arXiv:1610.02132). natural: Horvath et al. 2019 (arXiv:1905.10988),
@@ -41,7 +41,7 @@ def packed_nbytes(count: int, bits: int) -> int:
 
 
 def bits_for(num_values: int) -> int:
-    """Return the bits that distinguish `num_values` values: ceil(log2 num_values); 0 for one value or none."""
+    """Return the bits that a code needs to distinguish `num_values` values: ceil(log2 num_values); 0 for 0 or 1."""
     return max(0, num_values - 1).bit_length()
 
 
@@ -51,8 +51,8 @@ def pack_bits(codes: torch.Tensor, bits: int, *, first: First = "low") -> torch.
     Args:
         codes: integer or bool [count]; only the low `bits` bits of each are used.
         bits: bits per code, 0..32.
-        first: "low" if a byte's first code lies in its low bits, "high" if in its high bits (as in MXNet's 2-bit
-            compression).
+        first: "low" if a byte's first code lies in its low bits, "high" if it lies in the byte's high bits (as in
+            MXNet's 2-bit compression).
 
     Returns:
         uint8 [ceil(count * bits / 8)] on the same device; unused bits of the last byte are 0.
@@ -74,7 +74,7 @@ def unpack_bits(packed: torch.Tensor, count: int, bits: int, *, first: First = "
         packed: uint8 [>= ceil(count * bits / 8)], contiguous.
         count: number of codes.
         bits: bits per code, 0..32.
-        first: "low" if a byte's first code lies in its low bits, "high" if in its high bits.
+        first: as in `pack_bits`: "low" if a byte's first code lies in its low bits, otherwise "high".
 
     Returns:
         The codes, int64 [count], 0..2^bits - 1.
@@ -95,14 +95,14 @@ def _places(bits: int, first: First, device: torch.device) -> torch.Tensor:  # b
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Codebook:
-    """A table of the values that codes of a few bits stand for, before they are multiplied by a scale.
+    """A table of the values of codes of a few bits, before these values are multiplied by a scale.
 
     Attributes:
         name: name of the codebook, as in `Codes.codebook`.
         number: number of the codebook in packed payloads, 0..255.
         widths: supported bits per code; each divides 8.
         values: (bits) -> fp32 [2^bits]: returns the value of each code.
-        first: "low" if a byte's first code lies in its low bits, "high" if in its high bits.
+        first: "low" if a byte's first code lies in its low bits, "high" if it lies in the byte's high bits.
     """
 
     name: str
@@ -137,7 +137,7 @@ def _level_values(bits: int) -> torch.Tensor:  # codes are in two's complement
 
 
 def _natural_values(bits: int) -> torch.Tensor:
-    """Return the values of codes with a sign in the top bit and j in the others: 0 for j = 0, else 2^(1-j)."""
+    """Return the values of codes whose top bit is the sign and whose other bits are j: 0 if j = 0, else 2^(1-j)."""
     exponents = torch.arange(2 ** (bits - 1), dtype=torch.float32)
     magnitudes = torch.where(exponents == 0, 0.0, torch.exp2(1.0 - exponents))
     return torch.cat([magnitudes, -magnitudes + 0])
@@ -168,7 +168,7 @@ def add_codes_(
 
     Args:
         dense: floating [numel], mutated.
-        terms: (packed codes, scales) of each term; terms are added in their order, in fp32.
+        terms: (packed codes, scales) of each term; terms are added in this order, in fp32.
         table: the result of `byte_table`, fp32 [256, 8 / bits], contiguous.
         block_numel: elements per scale, at least 1.
         divisor: the sum is divided by this number, which may be negative.
@@ -185,10 +185,10 @@ def add_codes_(
 def add_codes_to_floats_(
     dense: torch.Tensor, terms: Sequence[Term], table: torch.Tensor, block_numel: int, divisor: float
 ) -> None:
-    """Add the sum of terms of packed codes, divided by `divisor`, to `dense`: `add_codes_` for contiguous fp32 tensors.
+    """Add the sum of terms of packed codes, divided by `divisor`, to `dense`, which is fp32 and contiguous.
 
     Terms are (packed codes, scales), `table` is the result of `byte_table`, and `block_numel` is the number of elements
-    per scale.
+    per scale. `add_codes_` also supports other tensors.
     """
     if not _ADD.serves(dense, *(tensor for term in terms for tensor in term)):
         _add_decoded(dense, terms, table, block_numel, divisor)
@@ -205,17 +205,17 @@ def write_codes_(
 ) -> bool:
     """Write (term 0 + term 1 + ...) / divisor into `parts` in one pass, where each term is a tensor of packed codes.
 
-    The result has the same bits as that of `add_codes_` with a `dense` of zeros.
+    The result has the same bits as if `add_codes_` added the terms to zeros.
 
     Args:
         parts: tensors for consecutive parts of the result, floating and 1-D; overwritten.
-        terms: (packed codes, scales) of each term, added in their order, in fp32; without terms the parts become zeros.
+        terms: (packed codes, scales) of each term, added in this order, in fp32; if there are none, `parts` become 0.
         table: the result of `byte_table`, fp32 [256, 8 / bits], contiguous.
         block_numel: elements per scale, at least 1.
         divisor: the sum is divided by this number.
 
     Returns:
-        False, with `parts` unchanged, if no native loop supports these tensors.
+        True; False, with `parts` unchanged, if no native loop supports these tensors.
 
     Raises:
         PayloadError: the parts are longer than the codes.

@@ -1,11 +1,11 @@
-"""Sets of strictly ascending indices: their coding in messages, and sums of values at such indices.
+"""Sets of strictly ascending indices: how they are coded in messages, and sums of values at such indices.
 
-There are three codings of z indices below m. The shortest is used; it depends on z and m alone, so sizes are known
+There are three codings of z indices below m. The shortest is used; it depends only on z and m, so sizes are known
 without encoding:
-    coo: z indices of 1, 2 or 4 bytes (m <= 2^8, m <= 2^16, else).
+    coo: z indices of 1 byte if m <= 2^8, 2 bytes if m <= 2^16, otherwise 4 bytes.
     bitmap: one bit per element, ceil(m / 8) bytes.
-    elias_fano: the low l = floor(log2(m / z)) bits of each index, and the high parts in unary, about 2 + log2(m / z)
-        bits per index.
+    elias_fano: the low l = floor(log2(m / z)) bits of each index, and the high parts in unary; together about
+        2 + log2(m / z) bits per index.
 
 Source: P. Elias, "Efficient storage and retrieval by content and address of static files", JACM 21 (1974), section 3;
 R. M. Fano, "On the number of bits required to implement an associative memory", MIT Project MAC memorandum 61 (1971).
@@ -50,13 +50,13 @@ def coding_nbytes(coding: Coding, count: int, universe: int) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def cheapest_coding(count: int, universe: int) -> Coding:
-    """Return the coding, such as "bitmap", that takes the fewest bytes for `count` indices below `universe`."""
+    """Return the coding, such as "bitmap", in which `count` indices below `universe` take the fewest bytes."""
     return min(CODINGS, key=lambda coding: coding_nbytes(coding, count, universe))
 
 
 @functools.lru_cache(maxsize=4096)
 def index_set_nbytes(count: int, universe: int) -> int:
-    """Return the bytes that `count` ascending indices below `universe` take in the coding that needs the fewest."""
+    """Return the bytes of `count` ascending indices below `universe` in the shortest coding."""
     return coding_nbytes(cheapest_coding(count, universe), count, universe)
 
 
@@ -125,14 +125,14 @@ def add_index_sets(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum of two sparse tensors, each given by its indices and values.
 
-    Where both have an entry, the values are added in fp32 or wider and rounded once.
+    If both tensors have an entry at an index, the values are added in fp32 or wider and rounded once.
 
     Args:
         indices_a: int64 [a], strictly ascending.
         values_a: floating [a] or [a, width].
         indices_b: int64 [b], strictly ascending.
         values_b: floating [b] or [b, width].
-        keep_lost: called with 0, the rounding errors of 16-bit sums (fp32), and their indices; None if not needed.
+        keep_lost: called as (0, rounding errors of 16-bit sums in fp32, indices of these sums); None if not needed.
 
     Returns:
         The union of the indices, int64 [u], strictly ascending, and the values, [u] or [u, width], in the wider of both
@@ -165,8 +165,8 @@ def add_at(
 ) -> torch.Tensor:
     """Return a copy of `values` [n, ...] with `addends` [z, ...] added at these indices [z].
 
-    The sums are in the wider of both dtypes, rounded once. If `keep_lost` is not None, it is called with 0, the
-    rounding errors of 16-bit sums (fp32), and their indices.
+    The sums have the wider of both dtypes and are rounded once. If `keep_lost` is not None, it is called as (0,
+    rounding errors of 16-bit sums in fp32, indices of these sums).
     """
     total = values.to(torch.promote_types(values.dtype, addends.dtype), copy=True)
     sums = add_values(total.index_select(0, indices), addends, keep_lost, indices)
@@ -174,9 +174,9 @@ def add_at(
 
 
 def _union(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the union of two ascending sets, and the index in the union of each element of a, then of b."""
+    """Return the union of two ascending sets, and the place in the union of each element of a, then of b."""
     both = torch.cat([a, b])
-    if both.device.type == "cpu":  # numpy's stable sort merges the two ascending runs, in a third of the time
+    if both.device.type == "cpu":  # numpy's stable sort merges two ascending runs in a third of the time of torch
         order = torch.from_numpy(np.argsort(both.numpy(), kind="stable"))
     else:
         order = torch.argsort(both, stable=True)
@@ -192,7 +192,7 @@ def _union(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 def write_sum_(
     values: Sequence[torch.Tensor], positions: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], *, divisor: float
 ) -> bool:
-    """Write the sum of sparse terms, divided by `divisor`, into `parts`; bit for bit as if added to zeros.
+    """Write the sum of sparse terms, divided by `divisor`, into `parts`; the sum starts with zeros.
 
     Args:
         values: values of each term, floating [n]; at least one term.
@@ -201,7 +201,7 @@ def write_sum_(
         divisor: the sum is divided by this number.
 
     Returns:
-        False, with `parts` unchanged, if no native loop supports these tensors.
+        True; False, with `parts` unchanged, if no native loop supports these tensors.
 
     Raises:
         IndexError: the positions of a term do not ascend within the parts' elements.
@@ -223,16 +223,16 @@ def write_sum_(
 
 
 def _coo_dtype(universe: int) -> torch.dtype:
-    # int16 and int32 stand for unsigned types, which torch hardly supports
+    # int16 and int32 hold unsigned numbers here, because torch hardly supports unsigned types
     if universe <= 2**8:
         return torch.uint8
     return torch.int16 if universe <= 2**16 else torch.int32
 
 
 def elias_fano_bits(count: int, universe: int) -> tuple[int, int]:
-    """Return the sizes of an Elias-Fano coding: low bits per index, and bits of all high parts together.
+    """Return two sizes of an Elias-Fano coding: the low bits per index, and the bits of all high parts together.
 
-    The high parts are in unary: one bit per index, and one for every step from a high part to the next.
+    The high parts are coded in unary: one bit per index, and one bit for every step from a high part to the next.
     """
     low = (universe // count).bit_length() - 1
     return low, count + ((universe - 1) >> low)
@@ -272,7 +272,7 @@ def positions_in(
     per_index: int = 0,
     low_parts: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the positions, int64 [count], from which `bitmap_of` made a bitmap.
+    """Return the positions, int64 [count], that `bitmap_of` stored in a bitmap.
 
     Args:
         packed: the bitmap, uint8 [ceil(num_bits / 8)].

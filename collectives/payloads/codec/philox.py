@@ -1,6 +1,6 @@
-"""Counter-based random numbers, and sets of positions that they select.
+"""Counter-based random numbers, and random sets of positions that these numbers select.
 
-A number is a function of a key (a seed) and its index, so all devices and any order give the same numbers.
+A number depends only on a key (a seed) and on its index, so all devices get the same numbers in any order.
 
 Source: Philox4x32-10, Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (SC11), section 4.3.
 """
@@ -22,14 +22,14 @@ Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
-    """Return four random 32-bit words for every counter, which itself consists of four such words.
+    """Return four random 32-bit words for each counter; a counter also consists of four 32-bit words.
 
     Args:
         counter: the four words of each counter, int64 of any shape, 0..2^32 - 1.
         key: the two words of the key.
 
     Returns:
-        Four int64 tensors of that shape, 0..2^32 - 1.
+        Four int64 tensors of the counter's shape, 0..2^32 - 1.
     """
     c0, c1, c2, c3 = counter
     for number in range(ROUNDS):
@@ -44,8 +44,8 @@ def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
 def random_words(key: int, count: int, device: torch.device) -> torch.Tensor:
     """Return the first `count` random 32-bit numbers that a key determines: int64 [count] on `device`.
 
-    Word i is word i % 64 // 16 of the counter 16 * (i // 64) + i % 16: each block of 64 holds the first words of 16
-    consecutive counters, then their second, third and fourth words.
+    Number i is word i % 64 // 16 of the counter 16 * (i // 64) + i % 16. So each block of 64 numbers has the first
+    words of 16 consecutive counters, then their second, third and fourth words.
 
     Args:
         key: the seed of the numbers, 0..2^64 - 1.
@@ -61,10 +61,10 @@ def random_words(key: int, count: int, device: torch.device) -> torch.Tensor:
 def shared_words(key: int, count: int, device: torch.device) -> torch.Tensor:
     """Return `count` random 32-bit numbers that a key determines: int64 [count] on `device`.
 
-    Two numbers are made from each random word: each block of 128 holds 64 words of `random_words`, then the same words
-    with their 16-bit halves swapped. Each number is uniform, and the upper halves of two numbers from one word are
-    independent; stochastic rounding depends on the lower half only once in 65536 times. This halves the time to
-    generate the numbers, which is most of the time of rounding.
+    Two numbers are made from each random word: each block of 128 numbers has 64 words of `random_words`, then the same
+    words with their 16-bit halves swapped. Each number is uniform, and the upper halves of the two numbers from one
+    word are independent; stochastic rounding depends on the lower half only once in 65536 times. Rounding spends most
+    of its time on random numbers, and this halves the time to generate them.
 
     Args:
         key: the seed of the numbers, 0..2^64 - 1.
@@ -81,22 +81,22 @@ def uniform(words: torch.Tensor) -> torch.Tensor:
     return (words >> 8).float() * 2.0**-24
 
 
-MOST = 2**32 - 1  # most elements to draw from, because the random numbers have 32 bits
-SPARSEST = 256  # up to this many elements per position, marking drawn elements in a bitmap is worth its memory
+MOST = 2**32 - 1  # largest number of elements to draw from, because the random numbers have 32 bits
+SPARSEST = 256  # up to this many elements per position, it pays to mark drawn elements in a bitmap
 
 _DRAW = Loop("draw_positions", Int, Int, Int, LongArray, LongArray)
 
 
 def check_numel(numel: int) -> None:
-    """Raise PayloadError if `numel` is more than the number of elements that 32-bit random numbers can select."""
+    """Raise PayloadError if `numel` is more than the elements among which a 32-bit random number can select."""
     if numel > MOST:
         raise PayloadError(f"positions are drawn among at most {MOST} elements; send smaller buckets")
 
 
 def marks_for(numel: int, count: int) -> torch.Tensor | None:
-    """Return a bitmap of zeros to mark drawn positions, int64 [ceil(numel / 64)].
+    """Return a bitmap of zeros to mark drawn positions, int64 [ceil(numel / 64)]; None if it would not pay.
 
-    Return None if `count` of `numel` positions are so few, or so nearly all, that a bitmap is not worth its memory.
+    A bitmap is not worth its memory if `count` of `numel` positions are very few, or nearly all.
     """
     if numel > SPARSEST * min(count, numel - count):
         return None
@@ -106,8 +106,8 @@ def marks_for(numel: int, count: int) -> torch.Tensor | None:
 def seeded_positions(numel: int, count: int, seed: int) -> torch.Tensor:
     """Return a uniformly random set of positions: the first `count` different ones that the seed's numbers select.
 
-    Number w selects element w * numel // 2^32; numbers that would make some elements more likely are skipped. If
-    `count` is more than half of `numel`, the positions to leave out are drawn instead.
+    A random number w selects element w * numel // 2^32; numbers that would make some elements more likely are skipped.
+    If `count` is more than half of `numel`, the positions to leave out are drawn instead.
 
     Args:
         numel: number of elements to draw from, at most 2^32 - 1.

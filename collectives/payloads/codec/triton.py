@@ -1,4 +1,4 @@
-"""Triton kernels of the codec: random numbers, rounding to 16-bit floats and their sums, and sums of packed codes."""
+"""Triton kernels of the codec: random numbers, rounding to 16-bit floats, sums of 16-bit floats and of packed codes."""
 
 from collections.abc import Sequence
 
@@ -28,9 +28,9 @@ def _write_words(out, count, key, TILE: tl.constexpr):
 
 @triton.jit
 def random_tile(key, first, TILE: tl.constexpr):
-    """Return TILE random numbers, uint32, from number `first` on of the sequence that the seed `key` determines.
+    """Return TILE consecutive random numbers, uint32, of the sequence for the seed `key`, starting at number `first`.
 
-    The sequence is that of `random_words`. `first` and TILE are multiples of 64.
+    The sequence is the same as in `random_words`. `first` and TILE are multiples of 64.
     """
     counters = first // 4 + tl.arange(0, TILE // 4)
     c0 = counters.to(tl.uint32)
@@ -54,17 +54,17 @@ def random_tile(key, first, TILE: tl.constexpr):
         c3 = low_0
         key_0 += step_0
         key_1 += step_1
-    words = tl.join(tl.join(c0, c2), tl.join(c1, c3))  # [TILE / 4, 2, 2]; the last two are the bits of the word's index
+    words = tl.join(tl.join(c0, c2), tl.join(c1, c3))  # [TILE / 4, 2, 2]; the last axes are bits of the word's index
     by_stretch = tl.reshape(words, (TILE // 64, 16, 2, 2))
     return tl.reshape(tl.permute(by_stretch, (0, 2, 3, 1)), (TILE,))
 
 
 @triton.jit
 def shared_tile(key, first, TILE: tl.constexpr):
-    """Return TILE random numbers, uint32, from number `first` on of the sequence that the seed `key` determines.
+    """Return TILE consecutive random numbers, uint32, of the sequence for the seed `key`, starting at number `first`.
 
-    The sequence is that of `shared_words` in `philox.py`: 64 random words, then the same words with their 16-bit halves
-    swapped, and so on. `first` and TILE are multiples of 128.
+    The sequence is the same as in `shared_words` in `philox.py`: 64 random words, then the same words with their 16-bit
+    halves swapped, and so on. `first` and TILE are multiples of 128.
     """
     words = random_tile(key, first // 2, TILE // 2)
     pairs = tl.reshape(tl.join(words, (words << 16) | (words >> 16)), (TILE // 128, 64, 2))
@@ -124,7 +124,7 @@ def _to_half(x, limit, IS_FP16: tl.constexpr):
 
 @triton.jit
 def _from_half(half, IS_FP16: tl.constexpr):
-    """Return the exact fp32 values of 16-bit floats, whose bits are given as int16."""
+    """Return the exact fp32 values of 16-bit floats; `half` has their bits as int16."""
     if IS_FP16:
         return half.to(tl.float16, bitcast=True).to(tl.float32)
     return (half.to(tl.int32) << 16).to(tl.float32, bitcast=True)
@@ -141,8 +141,8 @@ def add_codes_to_floats_(
 
     Args:
         dense: fp32 [numel], contiguous, mutated.
-        terms: (packed codes, scales) of each tensor; they are added in this order.
-        table: fp32 [256, codes per byte]: the values of the codes in each possible byte.
+        terms: (packed codes, scales) of each tensor; the tensors are added in this order.
+        table: the values of the codes in each possible byte, fp32 [256, codes per byte].
         block_numel: elements per scale.
         divisor: the sum is divided by this number.
     """
@@ -167,7 +167,7 @@ def _add_codes(
     block = places // block_numel
     total = _decoded(codes, scales, 0, table, places, block, inside, PER_BYTE)
     if not IS_ALONE:
-        total += 0.0  # turns -0.0 into +0.0, as adding to zeros does; a single term keeps its sign
+        total += 0.0  # turns -0.0 into +0.0, as a sum that starts with zeros does; a single term keeps its sign
         for term in range(1, num_terms):
             total += _decoded(codes, scales, term, table, places, block, inside, PER_BYTE)
     before = tl.load(dense + places, mask=inside)
@@ -178,8 +178,8 @@ def _add_codes(
 def _decoded(codes, scales, term, table, places, block, inside, PER_BYTE: tl.constexpr):
     """Return the decoded elements with indices `places`, fp32 [TILE]: the values of their codes, times their scales.
 
-    `codes` and `scales` hold the address of each tensor's codes and scales; `term` says which tensor to decode. `table`
-    has the values of the codes in each possible byte.
+    `codes` has the address of each tensor's codes, `scales` the address of its scales, and `term` is the index of the
+    tensor to decode. `table` has the values of the codes in each possible byte.
     """
     packed = tl.load(codes + term).to(tl.pointer_type(tl.uint8))
     of_blocks = tl.load(scales + term).to(tl.pointer_type(tl.float32))

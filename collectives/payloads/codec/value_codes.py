@@ -1,10 +1,10 @@
-"""Codes of 2 or 8 bits for the values of sparse payloads, and the tables of numbers that the codes refer to.
+"""Codes of 2 or 8 bits for the values of sparse payloads, and the tables of numbers that decoding the codes needs.
 
-Values are in order of their positions. Blocks of consecutive values share numbers:
-    two_magnitudes: per block a smaller and a larger magnitude in bf16; per value a sign bit (bit 0) and a bit that
-        chooses the magnitude (bit 1: the larger).
-    sigma: four values in fp32 for all; per value the number of one of them.
-    int8: per block a step in fp32; per value a whole number of steps, -127..127.
+Values are in the order of their positions. Blocks of consecutive values share numbers:
+    two_magnitudes: a block shares a smaller and a larger magnitude in bf16; a value has a sign bit (bit 0) and a bit
+        that selects the magnitude (bit 1; 1 for the larger).
+    sigma: all values share four numbers in fp32; a value has the index of one of them.
+    int8: a block shares a step in fp32; a value has a whole number of steps, -127..127.
 """
 
 from typing import Literal
@@ -17,8 +17,8 @@ from collectives.payloads.codec.bits import packed_nbytes, unpack_bits
 ValueCoding = Literal["two_magnitudes", "sigma", "int8"]
 VALUE_CODINGS: tuple[ValueCoding, ...] = ("two_magnitudes", "sigma", "int8")
 
-SHARED_OVER = 4096  # elements of the dense tensor whose values make a block, on average
-SHORTEST_BLOCK = 32  # values; two magnitudes then add one bit to each
+SHARED_OVER = 4096  # a block has the values of this many elements of the dense tensor, on average
+SHORTEST_BLOCK = 32  # values per block; the two magnitudes then take one bit per value
 SIGMA_LEVELS = 4
 MOST_STEPS = 127
 NUM_SHARED: dict[ValueCoding, int] = {"two_magnitudes": 2, "sigma": SIGMA_LEVELS, "int8": 1}  # numbers per block
@@ -28,19 +28,20 @@ _TAKE_TABLE_VALUES = Loop("take_table_values", ByteArray, Int, FloatArray, Float
 
 
 def bits_of_code(coding: ValueCoding) -> int:
-    """Return the bits per value: 2 or 8."""
+    """Return the bits per value in this coding: 2 or 8."""
     return 8 if coding == "int8" else 2
 
 
 def table_dtype(coding: ValueCoding) -> torch.dtype:
-    """Return the dtype of the shared numbers."""
+    """Return the dtype of the numbers that blocks of values share in this coding."""
     return torch.bfloat16 if coding == "two_magnitudes" else torch.float32
 
 
 def block_length(coding: ValueCoding, count: int, numel: int) -> int:
-    """Return the number of values that share numbers, if `count` of `numel` elements are sent.
+    """Return how many values are in a block that shares numbers, if `count` of `numel` elements are sent.
 
-    As many values as lie in 4096 elements, in multiples of 8 (at 1 %: 40), but at least 32; with "sigma" all values.
+    A block has as many values as are sent of 4096 elements, in multiples of 8 (40 if 1 % are sent), but at least 32.
+    With "sigma", all values are one block.
     """
     if coding == "sigma":
         return max(1, count)
@@ -48,7 +49,7 @@ def block_length(coding: ValueCoding, count: int, numel: int) -> int:
 
 
 def table_length(coding: ValueCoding, count: int, numel: int) -> int:
-    """Return how many shared numbers there are, if `count` of `numel` elements are sent."""
+    """Return the number of shared numbers in all blocks, if `count` of `numel` elements are sent."""
     return -(-count // block_length(coding, count, numel)) * NUM_SHARED[coding]
 
 
@@ -69,7 +70,7 @@ def table_values(coding: ValueCoding, tables: torch.Tensor) -> torch.Tensor:
 def decode_values(
     coding: ValueCoding, tables: torch.Tensor, packed: torch.Tensor, count: int, block: int
 ) -> torch.Tensor:
-    """Return the values, fp32 [count].
+    """Return the values that `packed` codes stand for, fp32 [count].
 
     Args:
         coding: how the values are coded.

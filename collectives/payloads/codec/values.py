@@ -12,7 +12,7 @@ LENGTH = 2**16
 
 
 def cache_blocks(numel: int, device: torch.device) -> Iterator[slice]:
-    """Yield slices that together cover `numel` elements: short enough for the cache on a CPU, a single one on a GPU.
+    """Yield slices that together cover `numel` elements: on a CPU short enough for the cache, on a GPU a single slice.
 
     Args:
         numel: number of elements.
@@ -46,8 +46,8 @@ def to_value_dtype(
     Args:
         x: floating, any shape.
         dtype: dtype of the result.
-        world_size: for fp16, values are clamped so that a sum over this many ranks cannot overflow in any order.
-        out: tensor for the result, of that dtype and the shape of `x`; None for a new tensor.
+        world_size: for fp16, values are clamped so that no sum over this many ranks overflows, in any order.
+        out: tensor for the result, with this dtype and the shape of `x`; None for a new tensor.
 
     Raises:
         ValueError: fp16 cannot hold a sum over this many ranks.
@@ -65,7 +65,7 @@ def to_value_dtype(
 
 @also_on_gpus
 def round_values(x: torch.Tensor, limit: float, out: torch.Tensor) -> None:
-    """Write fp32 `x`, clamped to +-limit and rounded to 16 bits, into `out`; both are contiguous and of one shape."""
+    """Write fp32 `x`, clamped to +-limit and rounded to 16 bits, into `out`; both contiguous, with the same shape."""
     loop = _ROUND[out.dtype]
     if loop.serves(x):
         loop(x, x.numel(), limit, out)
@@ -77,10 +77,10 @@ def round_values(x: torch.Tensor, limit: float, out: torch.Tensor) -> None:
 def value_limit(dtype: torch.dtype, world_size: int) -> float:
     """Return the largest magnitude that a rank may send in this dtype, if values are summed over `world_size` ranks.
 
-    For fp16, a sum of `world_size` terms up to this limit cannot overflow: the limit is a multiple of the dtype's
-    coarsest spacing, so every partial sum of equal terms is exact. Rounding is monotone, so smaller terms cannot sum to
-    more. finfo.max / world_size alone is not enough: 65504 / 3 rounds up in fp16, and three times that value overflows.
-    For other dtypes the limit is their maximum.
+    For fp16, a sum of `world_size` terms up to this limit cannot overflow: the limit is a multiple of the coarsest
+    spacing of fp16 numbers, so every partial sum of equal terms is exact. Rounding is monotone, so smaller terms cannot
+    have a larger sum. The limit finfo.max / world_size would be too large: 65504 / 3 rounds up in fp16, and three times
+    the rounded value overflows. For other dtypes the limit is their maximum.
 
     Raises:
         ValueError: no such limit above zero exists in fp16, because there are too many ranks.
@@ -103,7 +103,7 @@ def add_values(
 ) -> torch.Tensor:
     """Return a + b in the wider of both dtypes: 16-bit sums are rounded once and saturate, integers wrap.
 
-    If `keep_lost` is not None, it is called with 0, the rounding errors of 16-bit sums (fp32), and `positions`.
+    If `keep_lost` is not None, it is called as (0, rounding errors of 16-bit sums in fp32, `positions`).
     """
     dtype = torch.promote_types(a.dtype, b.dtype)
     if dtype not in SHORT:
@@ -119,13 +119,13 @@ def add_values(
 
 
 def lost_in_sum(a: torch.Tensor, b: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """Return the rounding error of a 16-bit sum `total` of a and b, fp32: a + b minus `total`."""
+    """Return the rounding error of `total`, the 16-bit sum of a and b: a + b minus `total`, fp32."""
     return (a.float() + b.float()).sub_(total)
 
 
 @also_on_gpus
 def sum_values(a: torch.Tensor, b: torch.Tensor, limit: float, out: torch.Tensor) -> None:
-    """Write a + b, clamped to +-limit and rounded to 16 bits, into `out`; all contiguous, of one dtype and shape."""
+    """Write a + b, clamped to +-limit and rounded to 16 bits, into `out`; all contiguous, same dtype and shape."""
     loop = _SUM[out.dtype]
     if loop.serves(a, b):
         loop(a, b, a.numel(), limit, out)
@@ -151,7 +151,7 @@ def divided(values: torch.Tensor, divisor: float, dtype: torch.dtype) -> torch.T
 def add_divided_(dense: torch.Tensor, values: torch.Tensor, divisor: float) -> None:
     """Add `values` / divisor to `dense` (mutated), both 1-D and equally long, without a temporary of full length."""
     if values.is_floating_point() and dense.dtype == torch.float32 and abs(math.frexp(divisor)[0]) == 0.5:
-        dense.add_(values, alpha=1 / divisor)  # a power of two: multiplying is exact, so it equals dividing
+        dense.add_(values, alpha=1 / divisor)  # for a power of two this is exact, so it equals dividing
         return
     for part in cache_blocks(values.numel(), values.device):
         dense[part].add_(divided(values[part], divisor, dense.dtype))

@@ -1,7 +1,7 @@
 """Triton kernels for GPUs.
 
-Each module holds kernels and the functions that launch them, named as in the module of `compressors/kernels/` with the
-same name.
+Each module has kernels and the functions that launch them. Modules and functions have the same names as in
+`compressors/kernels/`.
 
 | Operation | On a GPU |
 | :--- | :--- |

@@ -106,7 +106,7 @@ def signs_and_sums(x: torch.Tensor, out: torch.Tensor) -> tuple[int, float, floa
 
 
 def _pack(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    # the bits of the signs; returns how many each program sets, int32 [num_programs]
+    # writes the bits of the signs; returns the number of bits that each program sets, int32 [num_programs]
     num_programs = triton.cdiv(x.numel(), SIGN_TILE)
     counts = torch.empty(num_programs, dtype=torch.int32, device=x.device)
     launch(_pack_signs, num_programs, x.contiguous(), out, counts, x.numel(), TILE=SIGN_TILE)
@@ -158,7 +158,7 @@ def _random_ternary(x, out, numel, scale, limit, key, BITS: tl.constexpr, TILE: 
 
 @triton.jit
 def _store(out, levels, numel, BITS: tl.constexpr, TILE: tl.constexpr):
-    # as bytes, or as codes of two bits, 11 for +1 and 10 for -1, the first in the highest bits
+    # stores levels as bytes, or as codes of two bits: 11 for +1, 10 for -1; a byte's first code is in its highest bits
     if BITS == 2:
         levels = (levels & 2) | (levels > 0).to(tl.int32) * 3
     store_bytes(out, pack_tile(levels, BITS, True, TILE), numel, BITS, TILE)

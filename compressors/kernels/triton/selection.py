@@ -1,7 +1,7 @@
-"""Triton kernels of `compressors/kernels/selection.py`, and what all kernels share.
+"""Triton kernels of `compressors/kernels/selection.py`, and functions that all kernels share.
 
-The k-th largest magnitude of a group is found bit by bit in registers, that of a whole tensor by histograms of digits.
-Programs first count the entries that they will write; a prefix sum of the counts gives their places in the output.
+The k-th largest magnitude of a group is found bit by bit in registers; that of a whole tensor, by histograms of digits.
+Each program first counts the entries that it will write; a prefix sum of the counts gives their places in the output.
 """
 
 import math
@@ -23,14 +23,14 @@ def row_sums(x: torch.Tensor, row_numel: int, term: str, limit: float = 0.0) -> 
     Args:
         x: fp32 [numel], or fp64 for "given".
         row_numel: elements per row.
-        term: the term of an element x: "limited", min(|x|, limit); "square", the square of that; "positive" or
-            "negative", x if it has this sign; "given", x.
-        limit: exact in fp32; for the terms "limited" and "square".
+        term: the term of an element x. "limited": min(|x|, limit); "square": the square of min(|x|, limit); "positive"
+            or "negative": x if it has this sign, otherwise 0; "given": x.
+        limit: exact in fp32; used for the terms "limited" and "square".
     """
     x, row_numel = x.contiguous(), min(row_numel, max(1, x.numel()))
     pieces, width = _pieces(row_numel)
     num_pieces, pieces_left = triton.cdiv(x.numel(), row_numel) * pieces, pieces
-    while width > 1:  # three halvings at a time, as long as there are so many
+    while width > 1:  # three halvings per launch, or fewer if fewer are left
         parts = min(8, width)
         width //= parts
         sums = torch.empty(num_pieces * width, dtype=torch.float64, device=x.device)
@@ -43,7 +43,7 @@ def row_sums(x: torch.Tensor, row_numel: int, term: str, limit: float = 0.0) -> 
 
 
 def row_maxima(x: torch.Tensor, row_numel: int) -> torch.Tensor:
-    """Return the bits of every row's largest magnitude, NaN above infinity: int32 [ceil(numel / row_numel)]."""
+    """Return the bits of every row's largest magnitude; NaN is above infinity: int32 [ceil(numel / row_numel)]."""
     x, row_numel = x.contiguous(), min(row_numel, max(1, x.numel()))
     pieces, width = _pieces(row_numel)
     num_rows = triton.cdiv(x.numel(), row_numel)
@@ -64,7 +64,7 @@ def _pieces(row_numel: int) -> tuple[int, int]:
 
 @triton.jit
 def _offsets(numel, row_numel, pieces, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    # this program's piece numbers [ROWS], their elements' places and a mask of valid ones [ROWS, WIDTH]
+    # this program's piece numbers [ROWS], the places of their elements [ROWS, WIDTH], and a mask of valid places
     piece = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     row = piece // pieces
     start = row * row_numel + (piece % pieces) * WIDTH
@@ -78,7 +78,7 @@ def _add_parts(
     x, out, numel, row_numel, pieces, count, limit,
     TERM: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    # the sum of every piece's PARTS parts of WIDTH terms, fp64 [count], in the order in which halving adds them
+    # adds the PARTS parts of every piece, each of WIDTH terms, in the order in which halving adds them: fp64 [count]
     place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     piece = place // WIDTH
     row = piece // pieces
@@ -108,7 +108,7 @@ def _two(x, first, stop, limit, TERM: tl.constexpr, DISTANCE: tl.constexpr):
 
 @triton.jit
 def _terms(x, limit, TERM: tl.constexpr):
-    # in fp64; see `row_sums`
+    # the terms of elements x, in fp64; see `row_sums`
     if TERM == "given":
         return x
     if TERM == "positive":
@@ -148,13 +148,13 @@ def store_bytes(out, packed, numel, BITS: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def magnitude_bits(x):
-    """Return the bits of |x| in fp32 as integers, which have the order of the magnitudes, NaN above infinity."""
+    """Return the bits of |x| in fp32 as integers; larger magnitudes give larger integers, and NaN is above infinity."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
 def relative_tile(x, divisors, numel, block_numel, first, TILE: tl.constexpr):
-    """Return TILE elements of `x`, from element `first` on, divided by their blocks' divisors; 0 beyond the end."""
+    """Return TILE elements of `x` from element `first` on, each divided by its block's divisor; 0 beyond the end."""
     places = first + tl.arange(0, TILE)
     inside = places < numel
     block = first // block_numel + (tl.cast(first % block_numel, tl.int32) + tl.arange(0, TILE)) // block_numel
@@ -164,7 +164,7 @@ def relative_tile(x, divisors, numel, block_numel, first, TILE: tl.constexpr):
 
 @triton.jit
 def finite_magnitude_bits(x):
-    """Return the bits of |x| in fp32 as integers, which have the order of the magnitudes; NaN counts as infinity."""
+    """Return the bits of |x| in fp32 as integers; larger magnitudes give larger integers, NaN counts as infinity."""
     return tl.minimum(magnitude_bits(x), 0x7F800000)
 
 
@@ -184,7 +184,7 @@ def _sum(x: torch.Tensor, term: str, limit: float) -> float:
     return float(row_sums(x, x.numel(), term, limit)) if x.numel() else 0.0
 
 
-DIGITS = ((20, 11), (9, 11), (0, 9))  # shift and width of each digit of the 31 bits
+DIGITS = ((20, 11), (9, 11), (0, 9))  # shift and width of each digit of a magnitude's 31 bits
 RADIX_TILE = 4096
 TILES = 8  # tiles that a program counts before it adds its counts to the common histogram
 
@@ -193,7 +193,7 @@ TILES = 8  # tiles that a program counts before it adds its counts to the common
 def _count_digits(
     x, upper, counts, numel, SHIFT: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr
 ):
-    """Add to `counts` how many magnitudes of `x` whose upper bits equal `upper` have each value of the next digit."""
+    """Count the values of the next digit in the magnitudes of `x` whose upper bits equal `upper`; add to `counts`."""
     NUM_VALUES: tl.constexpr = 1 << WIDTH
     wanted = tl.load(upper)
     found = tl.zeros((NUM_VALUES,), tl.int32)
@@ -208,9 +208,9 @@ def _count_digits(
 
 @triton.jit
 def _descend(counts, upper, rank, WIDTH: tl.constexpr):
-    """Find the next digit of the `rank`-th largest magnitude from the counts of each digit, and append it to `upper`.
+    """Find the next digit of the `rank`-th largest magnitude from the counts of digits, and append it to `upper`.
 
-    `rank` becomes the rank among the magnitudes with these upper bits.
+    `rank` is replaced with the rank among the magnitudes that begin with these upper bits.
     """
     NUM_VALUES: tl.constexpr = 1 << WIDTH
     found = tl.load(counts + NUM_VALUES - 1 - tl.arange(0, NUM_VALUES))
@@ -237,7 +237,7 @@ def top_k(x: torch.Tensor, k: int) -> torch.Tensor:
     selected = x.new_empty(k, dtype=torch.int64)
     if not k:
         return selected
-    # the bits of the k-th largest magnitude, digit by digit, and how many of the entries equal to it are selected
+    # find the bits of the k-th largest magnitude, digit by digit, and the number of entries equal to it to select
     upper = torch.zeros(1, dtype=torch.int32, device=x.device)
     rank = torch.full((1,), k, dtype=torch.int32, device=x.device)
     for shift, width in DIGITS:
@@ -265,7 +265,7 @@ def _below(x: torch.Tensor, level: float) -> torch.Tensor:
 
 
 def _counts(x: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    # each program's magnitudes above the bound, and those equal to it: int64 [2, num_programs]
+    # the numbers of each program's magnitudes above the bound, and equal to the bound: int64 [2, num_programs]
     num_programs = triton.cdiv(x.numel(), TILE)
     counts = torch.empty(2, num_programs, dtype=torch.int64, device=x.device)
     launch(_count, num_programs, x, bound, counts, x.numel(), num_programs, TILE=TILE)
@@ -275,9 +275,9 @@ def _counts(x: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
 def _write(
     x: torch.Tensor, bound: torch.Tensor, num_tied: torch.Tensor, counts: torch.Tensor, selected: torch.Tensor
 ) -> None:
-    """Write to `selected` the positions of all |x| above `bound`, and of the first `num_tied` that equal it.
+    """Write to `selected` the positions of all |x| above `bound`, and of the first `num_tied` that equal `bound`.
 
-    `counts` has the number of both in the part of each program.
+    `counts` is the result of `_counts`.
     """
     launch(
         _write_selected, counts.shape[1], x, bound, num_tied, counts.cumsum(1) - counts, selected, x.numel(),

@@ -172,8 +172,8 @@ def test_reading_what_was_written_gives_the_same_spec(name: str, options: dict[s
         ("server:rot=1", "did you mean 'root'"),
         ("server:root=-1", "root=-1 is not possible"),
         ("hierarchical:intra=rign", r"intra=rign is not possible: there is no collective 'rign' \(did you mean 'ring'"),
-        ("hierarchical:inter=hierarchical", "it is made of other collectives"),
-        ("hierarchical:inter=hierarchical:group_size=2", "it is made of other collectives"),
+        ("hierarchical:inter=hierarchical", "hierarchical cannot be part of itself"),
+        ("hierarchical:inter=hierarchical:group_size=2", "hierarchical cannot be part of itself"),
         ("hierarchical:inter=server:downlink=recode", "use downlink=dense or downlink=union"),
         (
             "hierarchical:inter=server:error_feedback=true",
