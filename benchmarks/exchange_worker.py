@@ -152,7 +152,11 @@ class Subject:
 
         from bench.core import spec
         from compressors.layer import layers_of
-        from gradwire.ddp.buckets import bucket_size
+
+        try:
+            from gradwire.ddp.buckets import bucket_size
+        except ImportError:  # an earlier checkout
+            from bench.strategies.ddp import bucket_size
 
         torch.manual_seed(1)
         self.way, self.parts, self.per_turn = way, parts, plan["per_turn"]
