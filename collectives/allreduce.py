@@ -64,7 +64,7 @@ class Native(Collective, name="native"):
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> None:
-        """Return None, because the backend does not show its messages."""
+        """Return None, because the backend does not reveal which messages it sends."""
 
     @override
     def expected_bytes(

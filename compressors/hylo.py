@@ -122,7 +122,7 @@ class Hylo(SharedScale):
         return super().leaves_dense(layer) or (layer.filter_axis is None and not is_linear)
 
     def rate(self, layer: Layer) -> float:
-        """Return the share of filters (or rows) to send, in [min_rate, 1]; it falls with the layer's size."""
+        """Return the share of a layer's filters (or rows) to send, in [min_rate, 1]; smaller for larger layers."""
         return min(max(math.pow(self.min_numel / layer.numel, self.exponent), self.min_rate), 1.0)
 
     @override

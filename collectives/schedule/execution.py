@@ -153,7 +153,7 @@ class PackedPieces:
         self._complete: list[Place] = []
 
     def __getitem__(self, place: Place) -> Payload:
-        """Return the payload held at `place`, (start, stop, number), cut from the smallest payload that contains it."""
+        """Return the payload at `place`, (start, stop, number); if needed, cut from the smallest payload around it."""
         if place in self.held:
             return self.held[place]
         start, stop, _ = place

@@ -273,9 +273,9 @@ def failure_detector() -> FailureDetector:
 
 
 def _within(limit_s: float, ask: Callable[[], T]) -> T | None:
-    """Return the result of `ask`; None if it fails or takes longer than `limit_s` seconds.
+    """Return the result of calling `ask`; None if the call fails or takes longer than `limit_s` seconds.
 
-    `ask` uses the rendezvous store, which can block for minutes if it is unreachable.
+    `ask` uses the rendezvous store; a call of an unreachable store can block for minutes.
     """
     answers: list[T] = []
 

@@ -1,4 +1,4 @@
-"""Pack payloads for a transport, limit the length of messages, broadcast them, and sum received tensors."""
+"""Pack payloads for a transport, limit the length of messages, broadcast messages, and sum received tensors."""
 
 from collections.abc import Callable, Sequence
 
