@@ -76,7 +76,7 @@ class Option:
         return typing.get_args(self.hint)[0] if typing.get_origin(self.hint) is Annotated else self.hint
 
     def notes(self, kind: type[N]) -> list[N]:
-        """Return the annotations of class `kind` in the option's type, also of its alternatives and items."""
+        """Return the annotations of class `kind` in the option's type, including its union members and list items."""
         return [note for note in _notes(self.hint) if isinstance(note, kind)]
 
     @functools.cached_property

@@ -2,8 +2,8 @@
 
 Source: Li et al., "Scaling distributed machine learning with the parameter server" (OSDI 2014); layers as keys and the
 splitting of big arrays as in MXNet's KVStore. The servers are also workers. Colocated: one rank serves all layers.
-Sharded: rank r serves the layers whose id modulo n is r, and a share of every layer longer than `split_numel` and of
-every payload that holds several layers.
+Sharded: of n ranks, rank r serves the layers whose id modulo n is r, and a share of every layer longer than
+`split_numel` and of every payload that holds several layers.
 The sum is computed in fp32 in rank order (sums of integers in their own dtype). Element-wise payloads are answered with
 the same kind and dtype. For other payloads `downlink` selects the answer: `dense` sends all elements in fp32, `union`
 the elements that at least one rank sent, and `recode` the sum encoded by the run's compressor.

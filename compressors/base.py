@@ -401,7 +401,7 @@ class TorchHook(DdpHook):
         return self.value_nbytes * layer.numel
 
     def forget(self, state: Any) -> None:
-        """Clear the tensors in the hook's state that may contain NaN or infinity after such a gradient."""
+        """Clear the tensors in the hook's state that a gradient with NaN or infinity may have made non-finite."""
 
     def state_of(self, state: Any) -> dict[str, Any]:
         """Return the part of the hook's state that a checkpoint must save; {} for hooks without state."""

@@ -49,9 +49,9 @@ class Hylo(SharedScale):
     of a code. gamma is at most 1, because a flat gradient would never reach a larger threshold. With threshold=0 the
     threshold is adaptive; any other value is a fixed threshold, as in MXNet.
 
-    Bytes: per layer of m elements. Convolution: 24 + k (m / F) v + filter numbers (at most F / 8), if the filter axis
-    is 0. Embedding: at most as much. Fully connected: 28 + m / 4, or 16 + m with shared_threshold (up to 127 ranks,
-    plus 8 control bytes). All other layers together: 16 + 4 m.
+    Bytes: per layer of m elements. Convolution: 24 + k (m / F) v + filter numbers (at most F / 8), with v bytes per
+    value, if the filter axis is 0. Embedding: at most as much. Fully connected: 28 + m / 4, or 16 + m with
+    shared_threshold (up to 127 ranks, plus 8 control bytes). All other layers together: 16 + 4 m.
 
     Raises:
         OptionError: options contradict each other.

@@ -250,7 +250,7 @@ class FailureDetector:
         self._store.append(key, json.dumps(entry) + "\n")  # type: ignore[attr-defined]
 
     def _entries(self, key: str) -> list[list[Any]]:
-        """Return the entries that all ranks appended to a key of the store; this rank must have appended one too."""
+        """Return the entries that all ranks appended to a key of the store; this rank must also have appended one."""
         return [json.loads(line) for line in self._store.get(key).splitlines()]
 
 

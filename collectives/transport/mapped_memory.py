@@ -209,7 +209,7 @@ class SharedMemory:
         self.synchronize_at(part.data_ptr(), part.nbytes)
 
     def synchronize_at(self, address: int, nbytes: int) -> None:
-        """Make writes to `nbytes` bytes at an address visible between this rank and the other ranks."""
+        """Make writes to the `nbytes` bytes at an address visible, from this rank to the others and vice versa."""
         if not self._coherent:
             assert self._helper is not None  # non-coherent memory is never mapped without it
             self._helper.flush(address, nbytes)
