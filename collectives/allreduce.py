@@ -146,11 +146,11 @@ class Ring(Collective, name="ring"):
 
 @dataclasses.dataclass(kw_only=True)
 class HalvingDoubling(Collective, name="halving_doubling"):
-    """Swap halves, quarters, ... with partners whose distance in rank is halved at each step; 2 log2(n) steps, n ranks.
+    """Swap halves, quarters, ... with partners whose distance in rank is halved at each step, in 2 log2(n) steps.
 
     Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005),
-    section 4.5. The payload is cut into p chunks, where p is the largest power of two up to n. If p < n, each rank
-    r >= p first sends its payload to rank r-p, which sends the finished sum back at the end. Reduce-scatter: for
+    section 4.5. There are n ranks, and p is the largest power of two up to n. The payload is cut into p chunks. Each
+    rank r >= p first sends its payload to rank r-p, which sends the finished sum back at the end. Reduce-scatter: for
     d = p/2, p/4, ..., 1, ranks r and r xor d divide the chunks that both still sum, and each sums one half. All-gather:
     for d = 1, 2, ..., p/2, they swap the finished chunks that they hold. So every chunk is summed by the same tree:
     S(r) = x_r + x_{r+p}, then S(r) <- S(r) + S(r xor d) for falling d. The bytes are as many as in a ring, which needs

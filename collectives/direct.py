@@ -7,7 +7,7 @@ The payload is cut into segments, and each segment into one part per rank. The l
 owner of a part adds all contributions in rank order, so the result does not depend on the shares. In round k each rank
 sends segment k to the owners and receives the sums of segment k-1, so that both directions of a link are busy.
 
-In a ring of n ranks, every rank sends 2 (n-1)/n of the payload, whatever its link, so a slow link delays all ranks. Here
+In a ring of n ranks, each sends 2 (n-1)/n of the payload, however long its chunk is, so a slow link delays all. Here
 rank j, whose share is s_j, sends and receives 1 + (n-2) s_j payloads. A rank without a share sends and receives the
 payload once, which is the least possible. The shares of `shares=bandwidth` minimise the longest of the times
 (1 + (n-2) s_j) / rate_j.

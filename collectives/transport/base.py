@@ -158,7 +158,7 @@ class Ledger:
 class Stopwatch:
     """A context manager that adds the duration of its `with` block to `entry.seconds`.
 
-    This is a class because a generator-based context manager would take as long as a short message.
+    This is a class because the overhead of a generator-based context manager is as long as a short message takes.
     """
 
     entry: Traffic
