@@ -162,7 +162,10 @@ class PackedPieces:
         return self.held[smallest].slice(start - smallest[0], stop - smallest[0])
 
     def terms(self, place: Place) -> list[Payload]:
-        """Return the payloads at `place`, (start, stop, number), of the ranks that sent theirs here, in rank order."""
+        """Return the payloads at `place`, (start, stop, number), of all ranks that this rank knows, in rank order.
+
+        These are this rank's own payload and those that it has collected.
+        """
         by_rank = {**self._collected.get(place, {}), self._transport.rank: self[place]}
         return [by_rank[rank] for rank in sorted(by_rank)]
 
