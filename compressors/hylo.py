@@ -198,7 +198,7 @@ class Hylo(SharedScale):
         return self.shared_threshold and layer.filter_axis is None
 
     def local_scale(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the threshold for `x`, fp32 [1]: gamma * mean|x|, but at most max|x|, which rounding could exceed."""
+        """Return the threshold for `x`, fp32 [1]: gamma * mean|x|, but at most max|x| in spite of rounding."""
         if self.threshold:
             return x.new_full((1,), self.threshold)
         return self._adaptive(x, *magnitudes_and_largest(x))
