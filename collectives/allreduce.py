@@ -47,8 +47,8 @@ class Native(Collective, name="native"):
 
     The backend determines the order of additions and the rounding: 16-bit sums are rounded at every hop.
 
-    Bytes: 2 (n-1)/n of the wire tensor per rank. This is the formula of a ring, because the backend does not report how
-    much it sends.
+    Bytes: 2 (n-1)/n of the wire tensor (the tensor that is sent) per rank, for n ranks. This is the formula of a ring,
+    because the backend does not report how much it sends.
     """
 
     bound = BoundNative
@@ -64,7 +64,7 @@ class Native(Collective, name="native"):
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> None:
-        """Return None, because the backend does not show its messages."""
+        """Return None, because the backend does not reveal which messages it sends."""
 
     @override
     def expected_bytes(
@@ -75,7 +75,7 @@ class Native(Collective, name="native"):
 
 @dataclasses.dataclass(kw_only=True)
 class Ring(Collective, name="ring"):
-    """Pass chunks around a ring of ranks: reduce-scatter, then all-gather, in 2 (n-1) steps.
+    """Pass chunks around a ring of n ranks: reduce-scatter, then all-gather, in 2 (n-1) steps.
 
     Source: Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009). The
     payload is cut into n chunks. At step s of the reduce-scatter, rank r sends chunk r-s to rank r+1, and adds the
@@ -149,8 +149,8 @@ class HalvingDoubling(Collective, name="halving_doubling"):
     """Swap halves, quarters, ... with partners whose distance in rank is halved at each step, in 2 log2(n) steps.
 
     Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005),
-    section 4.5. The payload is cut into p chunks, where p is the largest power of two up to n. If p < n, each rank
-    r >= p first sends its payload to rank r-p, which sends the finished sum back at the end. Reduce-scatter: for
+    section 4.5. There are n ranks, and p is the largest power of two up to n. The payload is cut into p chunks. Each
+    rank r >= p first sends its payload to rank r-p, which sends the finished sum back at the end. Reduce-scatter: for
     d = p/2, p/4, ..., 1, ranks r and r xor d divide the chunks that both still sum, and each sums one half. All-gather:
     for d = 1, 2, ..., p/2, they swap the finished chunks that they hold. So every chunk is summed by the same tree:
     S(r) = x_r + x_{r+p}, then S(r) <- S(r) + S(r xor d) for falling d. The bytes are as many as in a ring, which needs
@@ -213,7 +213,7 @@ class Tree(Collective, name="tree"):
     being unpacked on the way down.
 
     Bytes: dense, a rank sends the wire tensor once to its parent (rank 0 has none) and once to each child: at most 3
-    times per rank, 2 (n-1)/n times on average. Latency 2 log2(n).
+    times per rank, 2 (n-1)/n times on average over n ranks. Latency: that of 2 log2(n) messages.
     """
 
     segment_bytes: Annotated[Count, Doc("bytes of a dense payload that travel as one message")] = 4_000_000
@@ -285,7 +285,7 @@ class Allgather(Collective, name="allgather"):
     ranks. The sum is the list of all payloads in rank order. The list includes this rank's own payload in encoded form,
     as the other ranks receive it, so that all ranks add the same bits.
 
-    Bytes: (n-1) times the packed payload per rank.
+    Bytes: n-1 times the packed payload per rank, for n ranks.
     """
 
     carries_wires: ClassVar[bool] = False

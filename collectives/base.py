@@ -65,7 +65,7 @@ class BoundCollective:
     """A collective that is ready to sum among the ranks of one transport.
 
     All ranks must make the same calls in the same order, with payloads of the same kind and length. By default,
-    element-wise payloads are sent as bare tensors and added in place; others are sent packed and merged.
+    element-wise payloads are sent as bare tensors and added in place; other payloads are sent packed and merged.
 
     Attributes:
         options: the collective with its options.

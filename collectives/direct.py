@@ -7,7 +7,7 @@ The payload is cut into segments, and each segment into one part per rank. The l
 owner of a part adds all contributions in rank order, so the result does not depend on the shares. In round k each rank
 sends segment k to the owners and receives the sums of segment k-1, so that both directions of a link are busy.
 
-In a ring every rank sends 2 (n-1)/n of the payload, however long its chunk is, so a slow link delays all ranks. Here
+In a ring of n ranks, each sends 2 (n-1)/n of the payload, however long its chunk is, so a slow link delays all. Here
 rank j, whose share is s_j, sends and receives 1 + (n-2) s_j payloads. A rank without a share sends and receives the
 payload once, which is the least possible. The shares of `shares=bandwidth` minimise the longest of the times
 (1 + (n-2) s_j) / rate_j.
@@ -72,9 +72,9 @@ class BoundDirect(BoundCollective):
 class Direct(Collective):
     """Send each part of the payload to its owner, and get the sums back; shares can follow the rates of the links.
 
-    Bytes: dense, 1 + (n-2) s times the wire tensor on a rank whose share of the elements is s: 2 (n-1)/n times with
-    equal shares, once without a share. Other payloads: the packed parts, and n-1 times the packed sums of the parts
-    that this rank owns.
+    Bytes, for n ranks: dense, 1 + (n-2) s times the wire tensor on a rank whose share of the elements is s; that is
+    2 (n-1)/n times with equal shares, once without a share. Other payloads: the packed parts, and n-1 times the packed
+    sums of the parts that this rank owns.
 
     Raises:
         OptionError: rates are given without shares=bandwidth.

@@ -31,7 +31,7 @@ from collectives.transport.base import ReduceOp, Transport
 
 
 class BoundHierarchical(BoundCollective):
-    """The collective `hierarchical` on one rank: it sums within the rank's group and, on a leader, among leaders."""
+    """The collective `hierarchical` on one rank: sums within the rank's group and, on a group leader, among leaders."""
 
     options: Hierarchical
 
@@ -78,9 +78,9 @@ class BoundHierarchical(BoundCollective):
         return unpack(messages.broadcast_bytes(self._group, packed, source=0))
 
     def _gathered(self, total: Payload, layout: Layout) -> Payload:
-        """Return all ranks' payloads as an `UnreducedSum`, given those of this rank's group.
+        """Return the payloads of all ranks as an `UnreducedSum`; `total` has the payloads of this rank's group.
 
-        Each leader sends the payloads of its group to the other leaders in a bundle.
+        Each group leader sends the payloads of its group to the other leaders in a bundle.
         """
         packed = None
         if isinstance(self._inter, BoundAllgather):

@@ -1,9 +1,9 @@
 """Options: dataclass fields with types, ranges and meanings, and the specs (``name:key=value``) that set them.
 
 Every component of the project (compressor, collective, model, data set, optimizer) and the configuration of every
-command is a keyword-only dataclass whose fields are its options, written ``ratio: Annotated[float, Gt(0), Le(1),
-Doc("kept entries / entries")] = 0.01``. The same check applies on the command line (where every value is a string) and
-in library use (``GroupTopK(ratio=0.01)``). This module does not import torch.
+command is a keyword-only dataclass. Its fields are the options, written ``ratio: Annotated[float, Gt(0), Le(1),
+Doc("kept entries / entries")] = 0.01``. Values are checked in the same way on the command line (where every value is a
+string) and in library use (``GroupTopK(ratio=0.01)``). This module does not import torch.
 """
 
 import dataclasses
@@ -76,7 +76,7 @@ class Option:
         return typing.get_args(self.hint)[0] if typing.get_origin(self.hint) is Annotated else self.hint
 
     def notes(self, kind: type[N]) -> list[N]:
-        """Return the annotations of class `kind` in the option's type, also of its alternatives and items."""
+        """Return the annotations of class `kind` in the option's type, including its union members and list items."""
         return [note for note in _notes(self.hint) if isinstance(note, kind)]
 
     @functools.cached_property
@@ -285,7 +285,7 @@ def _notes(hint: Any) -> list[Any]:
 
 
 def _type_text(bare: Any) -> str:
-    """Return a type as the user reads it: ``float``, ``fast|exact``, ``list of norm|bias``, ``int|none``."""
+    """Return a type as text for the user, such as ``float``, ``fast|exact``, ``list of norm|bias`` or ``int|none``."""
     origin, alternatives = typing.get_origin(bare), typing.get_args(bare)
     if origin is Annotated:
         return _type_text(alternatives[0])

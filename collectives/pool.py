@@ -323,7 +323,7 @@ class PoolRounds:
 
 
 def region_nbytes(world_size: int, slot_bytes: int, num_sets: int, num_regions: int) -> int:
-    """Return the bytes of each memory region; the regions hold `num_sets` sets of one slot per rank plus one slot."""
+    """Return the bytes of each memory region; together they hold `num_sets` sets of `world_size` + 1 slots."""
     return -(-num_sets * (world_size + 1) // num_regions) * slot_bytes
 
 

@@ -2,8 +2,8 @@
 
 Source: Li et al., "Scaling distributed machine learning with the parameter server" (OSDI 2014); layers as keys and the
 splitting of big arrays as in MXNet's KVStore. The servers are also workers. Colocated: one rank serves all layers.
-Sharded: rank r serves the layers whose id modulo n is r, and a share of every layer longer than `split_numel` and of
-every payload that holds several layers.
+Sharded: of n ranks, rank r serves the layers whose id modulo n is r, and a share of every layer longer than
+`split_numel` and of every payload that holds several layers.
 The sum is computed in fp32 in rank order (sums of integers in their own dtype). Element-wise payloads are answered with
 the same kind and dtype. For other payloads `downlink` selects the answer: `dense` sends all elements in fp32, `union`
 the elements that at least one rank sent, and `recode` the sum encoded by the run's compressor.
@@ -120,7 +120,7 @@ class Shard(NamedTuple):
         elementwise: True if ranks push the shard as element-wise payloads of one dtype; the sum has that dtype too.
         keeps_loss: True if the server keeps the error of the sum that it sends back, and adds it to the next sum.
         encodes: True if the server encodes the sum.
-        stretches: the stretches of layers in the shard if it `keeps_loss` or `encodes`; otherwise they may be missing.
+        stretches: the parts of layers in the shard; may be empty if neither `keeps_loss` nor `encodes` is True.
     """
 
     key: Key
@@ -247,7 +247,8 @@ def _sum_in_order(terms: Sequence[Payload]) -> torch.Tensor:  # decoded; a new t
 def added(terms: Sequence[Payload], op: ReduceOp = "sum") -> Payload:
     """Return the sum (or maximum) of all ranks' payloads in rank order.
 
-    The sum of element-wise payloads has their kind; that of others is dense fp32. "max" needs element-wise payloads.
+    The sum of element-wise payloads has their kind; the sum of other payloads is dense fp32. A maximum ("max") needs
+    element-wise payloads.
     """
     if all(term.elementwise for term in terms):
         return terms[0].with_wire(sum_wires([term.wire for term in terms], op))
@@ -271,8 +272,8 @@ def _pieces(shards: Sequence[Shard], terms: Iterable[int]) -> list[Piece]:
 def _union(terms: Sequence[Payload], total: torch.Tensor) -> Payload:
     """Return a sparse payload of those elements of `total`, fp32 [numel], that at least one of the payloads sends.
 
-    Values have the dtype in which the terms' sums are sent, or the widest of several. Terms with whole rows give a
-    payload with whole rows.
+    Values have the dtype in which sums of the terms are sent; if the terms differ, the widest of their dtypes. If all
+    terms have whole rows, so does the result.
     """
     by_rows = [term for term in terms if isinstance(term, RowSparse)]
     if len(by_rows) == len(terms):

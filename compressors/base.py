@@ -186,7 +186,7 @@ class Compressor(Options, abc.ABC):
 
     @abc.abstractmethod
     def expected_nbytes(self, layer: Layer) -> int | None:
-        """Return the bytes sent for a compressed layer after any warm-up, or None if they depend on the data."""
+        """Return the bytes sent for a compressed layer after any warm-up; None if the bytes depend on the data."""
 
     def contraction_bound(self, layer: Layer) -> float | None:
         """Return a proved c with |x - C(x)|^2 <= c |x|^2 for all x, where C is this compressor after any warm-up.
@@ -353,7 +353,7 @@ class MultiRound(Compressor):
         """Return the number of fp32 values that `reduce` sends for a compressed layer, in all messages together."""
 
     def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int | None:
-        """Return the bytes sent for a bucket after any warm-up, or None if they depend on the data."""
+        """Return the bytes sent for a bucket after any warm-up; None if the bytes depend on the data."""
         return None
 
 
@@ -401,7 +401,7 @@ class TorchHook(DdpHook):
         return self.value_nbytes * layer.numel
 
     def forget(self, state: Any) -> None:
-        """Clear the tensors in the hook's state that may contain NaN or infinity after such a gradient."""
+        """Clear the tensors in the hook's state that a gradient with NaN or infinity may have made non-finite."""
 
     def state_of(self, state: Any) -> dict[str, Any]:
         """Return the part of the hook's state that a checkpoint must save; {} for hooks without state."""
@@ -423,7 +423,7 @@ class LossyCompressor(PerLayer):
 
 @dataclasses.dataclass(kw_only=True)
 class PartsEncoder(PerLayer):
-    """Base of the compressors that encode a bucket's gradients where they lie, without concatenating them first."""
+    """Base of the compressors that encode all gradients of a bucket together, without first concatenating them."""
 
     granularity: ClassVar[Granularity] = "bucket"
 
@@ -434,7 +434,7 @@ class PartsEncoder(PerLayer):
 
     @abc.abstractmethod
     def encode_parts(self, x: Parts, layer: Layer, step: Step) -> Payload:
-        """Return the payload of `x`, which stands for one flat tensor, fp32 [layer.numel]."""
+        """Return the payload of `x`, tensors that are encoded as one flat tensor, fp32 [layer.numel]."""
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:

@@ -49,9 +49,9 @@ class Hylo(SharedScale):
     of a code. gamma is at most 1, because a flat gradient would never reach a larger threshold. With threshold=0 the
     threshold is adaptive; any other value is a fixed threshold, as in MXNet.
 
-    Bytes: per layer of m elements. Convolution: 24 + k (m / F) v + filter numbers (at most F / 8), if the filter axis
-    is 0. Embedding: at most as much. Fully connected: 28 + m / 4, or 16 + m with shared_threshold (up to 127 ranks,
-    plus 8 control bytes). All other layers together: 16 + 4 m.
+    Bytes: per layer of m elements. Convolution: 24 + k (m / F) v + filter numbers (at most F / 8), with v bytes per
+    value, if the filter axis is 0. Embedding: at most as much. Fully connected: 28 + m / 4, or 16 + m with
+    shared_threshold (up to 127 ranks, plus 8 control bytes). All other layers together: 16 + 4 m.
 
     Raises:
         OptionError: options contradict each other.
@@ -122,7 +122,7 @@ class Hylo(SharedScale):
         return super().leaves_dense(layer) or (layer.filter_axis is None and not is_linear)
 
     def rate(self, layer: Layer) -> float:
-        """Return the share of filters (or rows) to send, in [min_rate, 1]; it falls with the layer's size."""
+        """Return the share of a layer's filters (or rows) to send, in [min_rate, 1]; smaller for larger layers."""
         return min(max(math.pow(self.min_numel / layer.numel, self.exponent), self.min_rate), 1.0)
 
     @override
@@ -198,7 +198,7 @@ class Hylo(SharedScale):
         return self.shared_threshold and layer.filter_axis is None
 
     def local_scale(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the threshold for `x`, fp32 [1]: gamma * mean|x|, but at most max|x|, which rounding could exceed."""
+        """Return the threshold for `x`, fp32 [1]: gamma * mean|x|, but at most max|x| in spite of rounding."""
         if self.threshold:
             return x.new_full((1,), self.threshold)
         return self._adaptive(x, *magnitudes_and_largest(x))

@@ -46,7 +46,7 @@ def shrinkage(variance_bound: float, *, error_feedback: bool) -> float:
 
 
 def num_magnitudes(bits: int) -> int:
-    """Return the number of magnitudes above zero that one sign bit and `bits` - 1 other bits can express."""
+    """Return the number of magnitudes above zero that a code of one sign bit and `bits` - 1 other bits can express."""
     return (1 << (bits - 1)) - 1
 
 

@@ -35,9 +35,9 @@ def send_drawn(
     world_size: int,
     values: torch.Tensor,
 ) -> torch.Tensor:
-    """Send entries of x = gradient + residual at random positions; return the positions, int64 [count], ascending.
+    """Write the entries of x = gradient + residual at random positions to `values`, and the rest of x to `left`.
 
-    All tensors lie on the CPU.
+    Return the positions, int64 [count], ascending. All tensors lie on the CPU.
 
     Args:
         gradient: fp32 [numel], contiguous.

@@ -75,7 +75,8 @@ class Threshold(Sparsifier, name="threshold"):
     feedback and fp32 values, no residual exceeds an absolute threshold; 16-bit values add their rounding error. With a
     relative threshold, the largest entry is sent at every step.
 
-    Bytes: 16 + min over index codings (z v + indices) per layer, for z entries of v bytes; at most 16 + m v.
+    Bytes: 16 + min over index codings (z v + indices) per layer of m elements, for z entries of v bytes; at most
+    16 + m v.
     """
 
     sends: ClassVar[type[Payload]] = Sparse
@@ -221,7 +222,7 @@ class QSparse(Sparsifier, name="qsparse"):
     The rounding error stays in the residual. Sums of such values need more bits: in `ring` they become fp32, so use
     `allgather`, which adds nothing on the way.
 
-    Bytes: 24 + min over index codings (indices) + ceil(k / 2) per layer.
+    Bytes: 24 + min over index codings (indices) + ceil(k / 2) per layer, for k entries.
     """
 
     sends: ClassVar[type[Payload]] = SparseLevels
@@ -261,7 +262,8 @@ class AdaptiveTopK(Sparsifier, name="adaptive_topk"):
     Differs: a Lagrange multiplier over a grid of ratios finds the choice, not dynamic programming. Each rank chooses
     from its own gradients, because sparse payloads contain their indices, so ranks need not agree on a choice.
 
-    Bytes: 16 + min over index codings (k v + indices) per layer, k between ratio m / 8 and 8 ratio m; at most 16 + m v.
+    Bytes: 16 + min over index codings (k v + indices) per layer of m elements, with v bytes per value and k between
+    ratio m / 8 and 8 ratio m; at most 16 + m v.
     """
 
     sends: ClassVar[type[Payload]] = Sparse

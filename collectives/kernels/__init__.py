@@ -1,1 +1,1 @@
-"""Build, find and call native loops written in C; without them, slower torch and numpy code is used."""
+"""Build, find and call native loops written in C; if there are none, slower torch and numpy code is used."""

@@ -95,7 +95,7 @@ def open_library(path: Path, files: list[Path], finding: str) -> Library:
         path: path of the library.
         files: the source files from which the library must have been compiled. If the list is empty, as in an
             installation, this is not checked.
-        finding: `finding` of the result if the library is loaded; otherwise the result's `finding` says why it is not.
+        finding: the result's `finding` if the library is loaded; if it is not, the result's `finding` says why.
     """
     note = path.parent / NOT_BUILT
     failed = note.read_text(encoding="utf-8").strip() if note.exists() else ""

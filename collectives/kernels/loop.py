@@ -86,7 +86,7 @@ class Loop:
 
 
 class Parts:
-    """A sequence of tensors that stand for one flat tensor, their concatenation.
+    """A sequence of tensors that is used as one flat tensor, the concatenation of these tensors.
 
     Args:
         tensors: fp32 and 1-D, at least one; a tensor that is not contiguous is copied.

@@ -1,4 +1,4 @@
-"""All payload kinds; importing this package registers them, so that `unpack` can decode each of them."""
+"""All kinds of payloads; importing this package registers the kinds, so that `unpack` can decode each kind."""
 
 from collectives.payloads.base import Dense, Payload, PayloadError, unpack
 from collectives.payloads.bundle import Bundle, UnreducedSum, members

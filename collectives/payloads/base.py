@@ -77,13 +77,13 @@ class Share(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A packed payload whose header and numbers have been read and checked.
+    """A packed payload whose header, and the numbers after the header, have been read and checked.
 
     Attributes:
         numel: number of elements of the dense tensor.
         num_entries: number of elements that are sent, at most `numel`.
         dtype: dtype of the values, one of the kind's `dtypes`.
-        form: number of the format in which the fields are written, below the kind's `num_forms`.
+        form: number of the format in which the fields are written, 0..num_forms - 1 of the kind.
         numbers: the kind's `fixed` numbers, which follow the header.
         body: reads the fields that follow these numbers.
     """
@@ -171,7 +171,7 @@ class Payload(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def from_wire(cls, wire: Received) -> Payload:
-        """Return the payload of this kind that a message holds; its tensors may be views of the message.
+        """Return the payload of this kind that a message holds; the payload's tensors may be views of the message.
 
         Raises:
             PayloadError: the message cannot be the result of `pack`.
@@ -253,7 +253,7 @@ class Payload(abc.ABC):
         return [numel if self.num_entries else 0 for numel in numels]
 
     def to_dense(self) -> torch.Tensor:
-        """Return the decoded tensor as a new one, fp32 [numel]."""
+        """Return the decoded tensor as a new tensor, fp32 [numel]."""
         dense = torch.zeros(self.numel, dtype=torch.float32, device=self.device)
         self.add_to_(dense)
         return dense

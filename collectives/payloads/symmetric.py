@@ -103,7 +103,7 @@ class Triangle(Triangular):
 
     @classmethod
     def from_matrix(cls, matrix: torch.Tensor) -> Self:
-        """Return the payload of a symmetric matrix [d, d]; its elements above the diagonal are ignored."""
+        """Return the payload of a symmetric matrix [d, d]; the elements above the diagonal are not read."""
         return cls(matrix.shape[0], _pack_triangle(matrix))
 
     @property
@@ -276,7 +276,7 @@ def cholesky(matrix: torch.Tensor, damping: float) -> torch.Tensor | None:
 
 
 def positive_factor(matrix: torch.Tensor, floor: float) -> torch.Tensor:
-    """Return a lower triangular L such that L L^T is the matrix with its eigenvalues raised to at least `floor`.
+    """Return a lower triangular L such that L L^T is the matrix with eigenvalues below `floor` raised to `floor`.
 
     Unlike `cholesky`, this also works for matrices that are not positive definite.
 

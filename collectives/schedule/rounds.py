@@ -268,7 +268,7 @@ class PieceMessage(NamedTuple):
 
     @property
     def stretch(self) -> slice:
-        """Return the message's elements as a slice of a wire tensor, in which its pieces must be contiguous."""
+        """Return the message's elements as a slice of a wire tensor; the message's pieces must be contiguous there."""
         return slice(self.pieces[0].start, self.pieces[-1].stop)
 
     @property

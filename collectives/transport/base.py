@@ -124,7 +124,7 @@ class Traffic:
 
 @dataclasses.dataclass
 class Ledger:
-    """Counts of the messages and bytes that one rank has sent, per purpose, such as "gradient" or "control".
+    """Counts of the messages and bytes that one rank has sent for each purpose, such as "gradient" or "control".
 
     Attributes:
         traffic: the traffic by purpose.
@@ -158,7 +158,7 @@ class Ledger:
 class Stopwatch:
     """A context manager that adds the duration of its `with` block to `entry.seconds`.
 
-    It is a class because a generator-based context manager would take as long as a short message.
+    This is a class because the overhead of a generator-based context manager is as long as a short message takes.
     """
 
     entry: Traffic
@@ -364,7 +364,7 @@ class Transport(abc.ABC):
         return part
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
-        """Release the resources of this transport and its views, which cannot be used afterwards."""
+        """Release the resources of this transport and its views; none of them can be used afterwards."""
 
 
 class SingleRank(Transport):

@@ -250,7 +250,7 @@ class FailureDetector:
         self._store.append(key, json.dumps(entry) + "\n")  # type: ignore[attr-defined]
 
     def _entries(self, key: str) -> list[list[Any]]:
-        """Return the entries that all ranks appended to a key of the store; this rank must have appended one too."""
+        """Return the entries that all ranks appended to a key of the store; this rank must also have appended one."""
         return [json.loads(line) for line in self._store.get(key).splitlines()]
 
 
@@ -273,9 +273,9 @@ def failure_detector() -> FailureDetector:
 
 
 def _within(limit_s: float, ask: Callable[[], T]) -> T | None:
-    """Return the result of `ask`; None if it fails or takes longer than `limit_s` seconds.
+    """Return the result of calling `ask`; None if the call fails or takes longer than `limit_s` seconds.
 
-    `ask` uses the rendezvous store, which can block for minutes if it is unreachable.
+    `ask` uses the rendezvous store; a call of an unreachable store can block for minutes.
     """
     answers: list[T] = []
 

@@ -178,7 +178,7 @@ class SharedMemory:
     def announced(self, line: int, field: int) -> int:
         """Return the number that another rank announced in field `field` of line `line`.
 
-        After this call, everything that the other rank wrote before it announced the number is visible.
+        After this call, this rank sees everything that the other rank wrote before it announced the number.
         """
         self.synchronize_at(self._lines.data_ptr() + LINE * line, LINE)
         value = int(self._numbers.item(line, field))
@@ -189,7 +189,7 @@ class SharedMemory:
     def all_announced(self, field: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
         """Return the numbers that all ranks announced in field `field`: uint64 [lines].
 
-        After this call, everything that the ranks wrote before they announced the numbers is visible.
+        After this call, this rank sees everything that the other ranks wrote before they announced the numbers.
         """
         self.synchronize(self._lines)
         values = self._numbers[:, field].copy()
@@ -209,7 +209,7 @@ class SharedMemory:
         self.synchronize_at(part.data_ptr(), part.nbytes)
 
     def synchronize_at(self, address: int, nbytes: int) -> None:
-        """Make writes to `nbytes` bytes at an address visible between this rank and the other ranks."""
+        """Make writes to the `nbytes` bytes at an address visible, from this rank to the others and vice versa."""
         if not self._coherent:
             assert self._helper is not None  # non-coherent memory is never mapped without it
             self._helper.flush(address, nbytes)

@@ -1,4 +1,4 @@
-"""Pack payloads for a transport, limit the length of messages, broadcast them, and sum received tensors."""
+"""Pack payloads for a transport, limit the length of messages, broadcast messages, and sum received tensors."""
 
 from collections.abc import Callable, Sequence
 
@@ -35,7 +35,7 @@ def pack(payload: Payload, transport: Transport, bound: int | None = None) -> to
         bound: size of the receivers' buffers in bytes; None if the length is sent to the receivers first.
 
     Raises:
-        PayloadError: the message is longer than `bound`; a gloo process that received it would end.
+        PayloadError: the message is longer than `bound`, so it would end a gloo process that receives it.
     """
     packed = payload.pack().to(transport.device)
     if bound is not None and packed.numel() > bound:

@@ -255,7 +255,7 @@ class _Operation(Pending):
 
 
 def gather_json(own: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Return one JSON value from each rank of the group, in rank order, on every rank.
+    """Send this rank's JSON value to all ranks of the group, and return the values of all ranks in rank order.
 
     Every rank of the group must call this function.
 
@@ -267,7 +267,7 @@ def gather_json(own: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
 
 
 def gather_bytes(own: bytes, group: dist.ProcessGroup | None = None) -> list[bytes]:
-    """Return bytes, of any length, from each rank of the group, in rank order, on every rank.
+    """Send this rank's bytes, of any length, to all ranks of the group; return the bytes of all ranks in rank order.
 
     Every rank of the group must call this function.
 

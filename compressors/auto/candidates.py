@@ -114,7 +114,7 @@ def exchange_s(pair: Pair, nbytes: float, numel: int, link: MessageCost, world_s
 
 @functools.lru_cache(maxsize=4096)
 def _messages(pair: Pair, nbytes: float, numel: int, world_size: int) -> tuple[int, float]:
-    """Return the number of waves (steps) of messages in a sum, and a number of bytes, as `_waves` does."""
+    """Return the number of waves (steps) of messages in a sum, and the total bytes of each wave's busiest sender."""
     compressor, collective = pair.built()
     if all(kind.elementwise for kind in compressor.traits.emits) and collective.carries_wires:
         return _waves(collective, world_size, Layout.dense(round(nbytes), itemsize=1), None)
@@ -139,9 +139,9 @@ def _sum_s(collective: BoundCollective, transport: Transport, numel: int) -> flo
 
 
 def _waves(collective: Collective, world_size: int, layout: Layout, lengths: Lengths | None) -> tuple[int, float]:
-    """Return the number of waves (steps) of messages in a sum, and a number of bytes.
+    """Return the number of waves (steps) of messages in a sum, and the total bytes of each wave's busiest sender.
 
-    The bytes are the total, over all waves, of what the rank that sends most in the wave sends.
+    The busiest sender of a wave is the rank that sends most bytes in it.
 
     Args:
         collective: the collective that sums.

@@ -142,7 +142,7 @@ class Choice:
 def read_choices(path: Path) -> list[Choice]:
     """Return the choices in a file such as `choices.jsonl`: one JSON object per line, in the order of their steps.
 
-    An incomplete last line, which a killed run may leave, is ignored.
+    If the last line is incomplete, because the run was killed, it is ignored.
 
     Raises:
         OSError: the file cannot be read.

@@ -204,7 +204,7 @@ class Chooser:
         self._candidates.link = measure_link(self._reducer.bound(self._candidates.dense).collective, self._transport)
 
     def _known(self) -> LinkKnowledge | None:
-        """Return the results of trials when the link was about as fast as now; None if there were no such trials."""
+        """Return the results of earlier trials at about the link's current speed; None if there were none."""
         nearest = min(self._found, key=self._cost_ratio, default=None)
         return nearest if nearest is not None and self._cost_ratio(nearest) <= SAME_STATE else None
 

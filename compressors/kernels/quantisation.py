@@ -36,7 +36,7 @@ _SQUARES = Loop("block_squares", Longs, Longs, Int, Int, DoubleArray)
 
 @also_on_gpus
 def block_maxima(x: Parts, block_numel: int) -> torch.Tensor:
-    """Return the largest magnitude of every block, or NaN if it contains NaN: fp32 [ceil(numel / block_numel)]."""
+    """Return the largest magnitude of every block, NaN for a block with NaN: fp32 [ceil(numel / block_numel)]."""
     if _MAXIMA.serves(*x.tensors):
         maxima = torch.empty(-(-x.numel // block_numel), dtype=torch.int32)
         _MAXIMA(x.starts, x.borders, x.numel, block_numel, maxima)

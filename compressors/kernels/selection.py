@@ -96,7 +96,7 @@ def sum_of_magnitudes(x: torch.Tensor, limit: float = math.inf) -> float:
 
 
 def magnitudes_and_largest(x: torch.Tensor) -> tuple[float, float]:
-    """Return the sum of |x|, in fp64, and the largest |x| of fp32 [numel], in one pass."""
+    """Return the sum of |x|, in fp64, and the largest |x|, computed in one pass; x is fp32 [numel]."""
     if _MAGNITUDES_AND_LARGEST.serves(x):
         largest = torch.empty(1, dtype=torch.float32)
         return float(_MAGNITUDES_AND_LARGEST(x, x.numel(), largest)), float(largest)
@@ -104,7 +104,7 @@ def magnitudes_and_largest(x: torch.Tensor) -> tuple[float, float]:
 
 
 def squares_and_largest(x: torch.Tensor) -> tuple[float, float]:
-    """Return the sum of x^2, in fp64, and the largest |x| of fp32 [numel], in one pass."""
+    """Return the sum of x^2, in fp64, and the largest |x|, computed in one pass; x is fp32 [numel]."""
     if _SQUARES_AND_LARGEST.serves(x):
         largest = torch.empty(1, dtype=torch.float32)
         return float(_SQUARES_AND_LARGEST(x, x.numel(), largest)), float(largest)

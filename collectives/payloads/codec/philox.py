@@ -94,9 +94,9 @@ def check_numel(numel: int) -> None:
 
 
 def marks_for(numel: int, count: int) -> torch.Tensor | None:
-    """Return a bitmap of zeros to mark drawn positions, int64 [ceil(numel / 64)]; None if it would not pay.
+    """Return a bitmap of zeros to mark drawn positions, int64 [ceil(numel / 64)]; None if it is not worth its memory.
 
-    A bitmap is not worth its memory if `count` of `numel` positions are very few, or nearly all.
+    It is not worth its memory if `count` of `numel` positions are very few, or nearly all.
     """
     if numel > SPARSEST * min(count, numel - count):
         return None

@@ -193,7 +193,10 @@ TILES = 8  # tiles that a program counts before it adds its counts to the common
 def _count_digits(
     x, upper, counts, numel, SHIFT: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr
 ):
-    """Count the values of the next digit in the magnitudes of `x` whose upper bits equal `upper`; add to `counts`."""
+    """Count how often each value of the next digit occurs in the magnitudes of `x` whose upper bits equal `upper`.
+
+    The numbers are added to `counts`.
+    """
     NUM_VALUES: tl.constexpr = 1 << WIDTH
     wanted = tl.load(upper)
     found = tl.zeros((NUM_VALUES,), tl.int32)

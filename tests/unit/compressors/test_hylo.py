@@ -211,7 +211,7 @@ def test_what_would_never_send_is_refused() -> None:
         Hylo(gamma=1.05)
     with pytest.raises(OptionError, match="gamma has no effect"):
         Hylo(threshold=0.5, gamma=0.7)
-    with pytest.raises(OptionError, match="leave it out of shared_threshold=true"):
+    with pytest.raises(OptionError, match="which shared_threshold=true does not allow"):
         Hylo(shared_threshold=True, decode="mean_selected")
 
 
