@@ -1,7 +1,8 @@
 """The collectives `native` (the backend's own all-reduce), `ring`, `halving_doubling`, `tree` and `allgather`.
 
-In `ring`, `halving_doubling` and `tree`, ranks add dense payloads in place, part by part; at each hop they merge other
-payloads with their own. `allgather` gives every rank all payloads; each rank adds them itself.
+In `ring`, `halving_doubling` and `tree`, ranks add dense payloads in place, part by part. Payloads that are not dense
+are merged at each hop with the payload of the rank that receives them. `allgather` gives every rank all payloads; each
+rank adds them itself.
 """
 
 import dataclasses
@@ -242,7 +243,7 @@ class Tree(Collective, name="tree"):
         return rounds
 
     def segments(self, layout: Layout) -> list[Stretch]:
-        """Return the segments into which an element-wise payload is cut; another payload is sent as one segment."""
+        """Return the segments (parts) into which an element-wise payload is cut; any other payload is one segment."""
         (whole,) = layout.chunks(1)
         nbytes = 0 if layout.itemsize is None else layout.itemsize * whole[1]
         return layout.chunks(max(1, -(-nbytes // self.segment_bytes)))
