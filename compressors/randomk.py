@@ -83,7 +83,7 @@ class RandomK(Sparsifier):
     ratio: Ratio = 0.25
     warmup_epochs: WarmupEpochs = 4
     warmup_steps: WarmupSteps = 0
-    scaled: Annotated[bool, Doc("multiply by m / k, which makes it unbiased")] = False
+    scaled: Annotated[bool, Doc("multiply the values by m / k, so that the update is unbiased")] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

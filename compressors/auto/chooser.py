@@ -105,7 +105,9 @@ Decisions = Generator[None, StepSeconds, None]
 
 
 class Chooser:
-    """Decides which compressor-collective pair sends each layer, and makes the reducer use it; equal on all ranks.
+    """Decides which compressor-collective pair sends each layer, and makes the reducer use the pair.
+
+    All ranks make the same decisions.
 
     Args:
         reducer: sends each layer by the pair that was chosen for the layer.
@@ -221,7 +223,7 @@ class Chooser:
         return found
 
     def _contest(self, why: str) -> Generator[None, StepSeconds, LinkKnowledge]:
-        """Try the compressor-collective pairs that may be the fastest, cheapest estimate first, and use the fastest.
+        """Try the compressor-collective pairs that may be the fastest, lowest estimated cost first; use the fastest.
 
         If the link's speed changed during the trials, and earlier trials were made at the new speed, the earlier trials
         decide.
@@ -392,7 +394,7 @@ class Chooser:
 
 
 def _change(usual: StepSeconds, now: StepSeconds) -> str:
-    """Return a phrase about a change of step or message times after which another pair may be faster; "" if none.
+    """Return a phrase about a change of step or message times that may make another pair faster; "" if none does.
 
     Args:
         usual: median times of the first steps with the pair in use.
