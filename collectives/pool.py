@@ -50,7 +50,7 @@ class Pool(Collective):
     ] = ("/dev/shm",)
     regions: Annotated[int, Ge(1), Le(1024), Doc("number of memory regions, among which the slots are distributed")] = 1
     slot_bytes: Annotated[
-        int, Ge(1), Le(2**40), Doc("bytes that a rank shares at a time; the regions hold 2 (n+1) slots")
+        int, Ge(1), Le(2**40), Doc("bytes of a slot, the memory for one rank's data; n ranks need 2 (n+1) slots")
     ] = 4_194_304
     coherent: Annotated[
         bool | None,

@@ -112,7 +112,7 @@ class Memory:
         return cast(T, self._derived[name])
 
     def commit(self) -> None:
-        """Make the tensors proposed since the last `commit` or `drop` current: `get` returns them from now on."""
+        """Make the tensors proposed since the last `commit` or `drop` current, so that `get` returns them."""
         for name, tensors in self._proposed.items():
             self._accepted.setdefault(name, {}).update(tensors)
         self._proposed, self._derived = {}, {}

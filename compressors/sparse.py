@@ -42,8 +42,8 @@ class Density:
     Attributes:
         ratio: the share after the warm-up, in (0, 1].
         warmup_epochs: number of epochs in which the share is larger.
-        warmup_steps: number of optimizer steps in which the share is larger, in four stages that count as epochs; 0 to
-            count epochs.
+        warmup_steps: number of optimizer steps in which the share is larger; they are divided into four stages, which
+            take the place of epochs. 0 to use `warmup_epochs`.
     """
 
     ratio: float
@@ -168,8 +168,8 @@ class Sparsifier(PerLayer):
     ) -> tuple[torch.Tensor, list[int]]:
         """Write gradients + residual to `left`, and select entries of all layers in one call, as `select` does for one.
 
-        The arguments are those of `encode_bucket`, and lie on a CPU. NaN and infinity are selected, unless `screen` is
-        True and raises the error.
+        The arguments are those of `encode_bucket`; tensors must lie on a CPU. NaN and infinity are selected, unless
+        `screen` is True and raises the error.
 
         Returns:
             The positions, int64, ascending within each layer and counted from the layer's start; and the number of

@@ -94,7 +94,7 @@ class StepSeconds(NamedTuple):
 
     Attributes:
         step_s: seconds from the end of the previous step's exchange to the end of this step's exchange.
-        computing_s: seconds from the end of the previous step's exchange until backward passed on the last bucket.
+        computing_s: seconds from the end of the previous step's exchange until backward has finished the last bucket.
         wire_s: seconds in which the communication thread sent messages or waited for them.
     """
 
