@@ -90,9 +90,9 @@ class Ring(Collective, name="ring"):
     part, and encodes the sum again with the run's compressor. The rank keeps the error of this encoding and adds it to
     its own part of the next sum.
 
-    Bytes: dense, 2 (n-1)/n of the wire tensor if n divides it, in 2 (n-1) messages per rank: every chunk is sent twice,
-    except two that are sent once. Payloads that are merged: the packed unions with their headers. Codes: as dense, with
-    the packed codes of each chunk.
+    Bytes: dense, 2 (n-1)/n of the wire tensor (the tensor that is sent) if n divides it, in 2 (n-1) messages per rank:
+    every chunk is sent twice, except two that are sent once. Payloads that are merged: the packed unions with their
+    headers. Codes: as dense, with the packed codes of each chunk.
     """
 
     requantise: Annotated[
@@ -158,8 +158,8 @@ class HalvingDoubling(Collective, name="halving_doubling"):
     2 (n-1) steps.
     Differs: chunks are a balanced partition; payloads that are not dense are merged at each step.
 
-    Bytes: dense, 2 (p-1)/p of the wire tensor per rank if p divides it. If rank r+p exists, rank r sends the wire
-    tensor once more, and rank r+p sends only the wire tensor, once.
+    Bytes: dense, 2 (p-1)/p of the wire tensor (the tensor that is sent) per rank if p divides it. If rank r+p exists,
+    rank r sends the wire tensor once more, and rank r+p sends only the wire tensor, once.
     """
 
     @override
@@ -170,7 +170,7 @@ class HalvingDoubling(Collective, name="halving_doubling"):
         finished = [Piece(*chunk, everyone) for chunk in chunks]
 
         def partial_sum(owner: int, half: slice, distance: int) -> Piece:
-            # what `owner` holds before it halves at this distance
+            # the partial sum that `owner` holds before it exchanges halves with the rank at this distance
             ranks = frozenset(range(owner % (2 * distance), world_size, 2 * distance))
             return Piece(chunks[half][0][0], chunks[half][-1][1], ranks)
 
@@ -213,8 +213,8 @@ class Tree(Collective, name="tree"):
     backend. Payloads that are not dense are not cut into segments; they are merged on the way up, and passed on without
     being unpacked on the way down.
 
-    Bytes: dense, a rank sends the wire tensor once to its parent (rank 0 has none) and once to each child: at most 3
-    times per rank, 2 (n-1)/n times on average over n ranks. Latency: that of 2 log2(n) messages.
+    Bytes: dense, a rank sends the wire tensor (the summed tensor) once to its parent (rank 0 has none) and once to each
+    child: at most 3 times per rank, 2 (n-1)/n times on average over n ranks. Latency: that of 2 log2(n) messages.
     """
 
     segment_bytes: Annotated[Count, Doc("bytes of a dense payload that travel as one message")] = 4_000_000

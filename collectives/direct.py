@@ -72,9 +72,9 @@ class BoundDirect(BoundCollective):
 class Direct(Collective):
     """Send each part of the payload to the rank that sums it, and get the sums back; fast links can get longer parts.
 
-    Bytes, for n ranks: dense, a rank that sums a share s of the elements sends 1 + (n-2) s times the wire tensor. That
-    is 2 (n-1)/n times with equal shares, and once if s is 0. Other payloads: the packed parts, and n-1 times the packed
-    sums of the parts that this rank sums.
+    Bytes, for n ranks: dense, a rank that sums a share s of the elements sends 1 + (n-2) s times the wire tensor (the
+    tensor that is summed). That is 2 (n-1)/n times with equal shares, and once if s is 0. Other payloads: the packed
+    parts, and n-1 times the packed sums of the parts that this rank sums.
 
     Raises:
         OptionError: rates are given without shares=bandwidth.

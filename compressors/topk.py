@@ -212,7 +212,7 @@ class Dgc(Sparsifier, name="dgc"):
 
 @dataclasses.dataclass(kw_only=True)
 class QSparse(Sparsifier, name="qsparse"):
-    """Quantised top-k: sends the entries of `topk` with four bits per value, about half its bytes at ratio=0.01.
+    """Quantised top-k: sends the entries of `topk` with four bits per value, in about half the bytes at ratio=0.01.
 
     Source: Basu et al. 2019 (Qsparse-local-SGD, arXiv:1906.02367): top-k and quantisation composed, with error
     feedback.

@@ -153,7 +153,7 @@ class Payload(abc.ABC):
     def num_entries(self) -> int:
         """Return the number of elements that are sent, including zeros among them.
 
-        Kinds that send every element return `numel`, or 0 if all elements are zero.
+        Kinds of payloads that send every element return `numel`, or 0 if all elements are zero.
         """
         return self.values.numel()
 
@@ -236,7 +236,7 @@ class Payload(abc.ABC):
     def clear_selected_in_(self, dense: torch.Tensor) -> None:  # noqa: B027 - by default nothing
         """Set to zero the elements of `dense` [numel] (mutated) that the sender selected and sends as non-zero values.
 
-        Kinds that send every element do not select elements, so they change nothing.
+        Kinds of payloads that send every element do not select elements, so they change nothing.
         """
 
     def shares(self, numels: Sequence[int]) -> list[Share]:

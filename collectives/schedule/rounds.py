@@ -282,7 +282,8 @@ class Round:
     """The messages that one rank sends and receives at the same time.
 
     Attributes:
-        itemsize: bytes per element if messages are parts of a wire tensor; None if they are packed payloads.
+        itemsize: bytes per element if messages are parts of a wire tensor (an element-wise payload's tensor); None if
+            messages are packed payloads.
         sends: messages to send, with the values that the previous rounds produced.
         receives: messages to receive, applied in this order.
     """
