@@ -69,8 +69,8 @@ class RandomK(Sparsifier):
     At every step, k = ratio * m positions are drawn without replacement per layer of m elements.
 
     With error feedback the values are sent as they are. Without error feedback, the expectation of the update is k / m
-    times the gradient; scaled=true multiplies the values by m / k, so the update is unbiased, with a variance of m / k
-    - 1.
+    times the gradient; scaled=true multiplies the values by m / k, so the update is unbiased, with a variance of
+    m / k - 1.
 
     Bytes: 24 + k v per layer, with v bytes per value.
 
