@@ -1,7 +1,8 @@
 """The collectives `native` (the backend's own all-reduce), `ring`, `halving_doubling`, `tree` and `allgather`.
 
-In `ring`, `halving_doubling` and `tree`, ranks add dense payloads in place, part by part; at each hop they merge other
-payloads with their own. `allgather` gives every rank all payloads; each rank adds them itself.
+In `ring`, `halving_doubling` and `tree`, ranks add dense payloads in place, part by part. Payloads that are not dense
+are merged at each hop with the payload of the rank that receives them. `allgather` gives every rank all payloads; each
+rank adds them itself.
 """
 
 import dataclasses
@@ -89,9 +90,9 @@ class Ring(Collective, name="ring"):
     part, and encodes the sum again with the run's compressor. The rank keeps the error of this encoding and adds it to
     its own part of the next sum.
 
-    Bytes: dense, 2 (n-1)/n of the wire tensor if n divides it, in 2 (n-1) messages per rank: every chunk is sent twice,
-    except two that are sent once. Payloads that are merged: the packed unions with their headers. Codes: as dense, with
-    the packed codes of each chunk.
+    Bytes: dense, 2 (n-1)/n of the wire tensor (the tensor that is sent) if n divides it, in 2 (n-1) messages per rank:
+    every chunk is sent twice, except two that are sent once. Payloads that are merged: the packed unions with their
+    headers. Codes: as dense, with the packed codes of each chunk.
     """
 
     requantise: Annotated[
@@ -157,8 +158,8 @@ class HalvingDoubling(Collective, name="halving_doubling"):
     2 (n-1) steps.
     Differs: chunks are a balanced partition; payloads that are not dense are merged at each step.
 
-    Bytes: dense, 2 (p-1)/p of the wire tensor per rank if p divides it. If rank r+p exists, rank r sends the wire
-    tensor once more, and rank r+p sends only the wire tensor, once.
+    Bytes: dense, 2 (p-1)/p of the wire tensor (the tensor that is sent) per rank if p divides it. If rank r+p exists,
+    rank r sends the wire tensor once more, and rank r+p sends only the wire tensor, once.
     """
 
     @override
@@ -169,7 +170,7 @@ class HalvingDoubling(Collective, name="halving_doubling"):
         finished = [Piece(*chunk, everyone) for chunk in chunks]
 
         def partial_sum(owner: int, half: slice, distance: int) -> Piece:
-            # what `owner` holds before it halves at this distance
+            # the partial sum that `owner` holds before it exchanges halves with the rank at this distance
             ranks = frozenset(range(owner % (2 * distance), world_size, 2 * distance))
             return Piece(chunks[half][0][0], chunks[half][-1][1], ranks)
 
@@ -212,8 +213,8 @@ class Tree(Collective, name="tree"):
     backend. Payloads that are not dense are not cut into segments; they are merged on the way up, and passed on without
     being unpacked on the way down.
 
-    Bytes: dense, a rank sends the wire tensor once to its parent (rank 0 has none) and once to each child: at most 3
-    times per rank, 2 (n-1)/n times on average over n ranks. Latency: that of 2 log2(n) messages.
+    Bytes: dense, a rank sends the wire tensor (the summed tensor) once to its parent (rank 0 has none) and once to each
+    child: at most 3 times per rank, 2 (n-1)/n times on average over n ranks. Latency: that of 2 log2(n) messages.
     """
 
     segment_bytes: Annotated[Count, Doc("bytes of a dense payload that travel as one message")] = 4_000_000
@@ -242,7 +243,7 @@ class Tree(Collective, name="tree"):
         return rounds
 
     def segments(self, layout: Layout) -> list[Stretch]:
-        """Return the segments into which an element-wise payload is cut; another payload is sent as one segment."""
+        """Return the segments (parts) into which an element-wise payload is cut; any other payload is one segment."""
         (whole,) = layout.chunks(1)
         nbytes = 0 if layout.itemsize is None else layout.itemsize * whole[1]
         return layout.chunks(max(1, -(-nbytes // self.segment_bytes)))

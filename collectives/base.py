@@ -165,10 +165,10 @@ class BoundCollective:
         return sum(tensor.nbytes for tensor in self._scratch.values())
 
     def commit(self) -> None:
-        """Make the new state of the sums since the last `commit` or `drop` the current one, such as new residuals."""
+        """Make the state (such as residuals) that sums produced since the last `commit` or `drop` the current state."""
 
     def drop(self) -> None:
-        """Discard the new state of the sums since the last `commit` or `drop`, because the training step is skipped."""
+        """Discard the state that sums produced since the last `commit` or `drop`, when a step is skipped."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the collective's state on this rank, for a checkpoint; most collectives have none and return {}."""
@@ -217,7 +217,7 @@ class Collective(Options, abc.ABC):
 
         Args:
             transport: connects the ranks.
-            encoder: encodes partial sums again; used only by collectives that `recodes` or `keeps_residuals`.
+            encoder: encodes partial sums again; used only if `recodes` or `keeps_residuals` is True.
 
         Raises:
             Incompatible: the options do not work with this number of ranks.
@@ -258,7 +258,7 @@ class Collective(Options, abc.ABC):
         """
 
     def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:
-        """Return (first element, one past the last) of each payload of which the sum of packed payloads consists."""
+        """Return (first element, one past the last) of each payload in the result of a sum of packed payloads."""
         return layout.chunks(1)
 
     def expected_bytes(
@@ -284,5 +284,5 @@ class Collective(Options, abc.ABC):
 
 
 def without_residuals(collective: Collective) -> str:
-    """Return, for error messages, a replacement for a collective that `recodes` or `keeps_residuals`."""
+    """Return options to advise in an error message, because `collective` needs the layers of a training run."""
     return "downlink=dense or downlink=union without error feedback" if collective.decodes else "collective allgather"

@@ -7,10 +7,10 @@ The payload is cut into segments, and each segment into one part per rank. The l
 owner of a part adds all contributions in rank order, so the result does not depend on the shares. In round k each rank
 sends segment k to the owners and receives the sums of segment k-1, so that both directions of a link are busy.
 
-In a ring of n ranks, each sends 2 (n-1)/n of the payload, however long its chunk is, so a slow link delays all. Here
-rank j, whose share is s_j, sends and receives 1 + (n-2) s_j payloads. A rank without a share sends and receives the
-payload once, which is the least possible. The shares of `shares=bandwidth` minimise the longest of the times
-(1 + (n-2) s_j) / rate_j.
+In a ring of n ranks, each rank sends 2 (n-1)/n of the payload, however long its chunk is, so a slow link delays all
+ranks. Here rank j, whose share is s_j, sends and receives 1 + (n-2) s_j payloads. A rank whose share is 0 sends and
+receives the payload once, which is the least possible. The shares of `shares=bandwidth` minimise the longest of the
+times (1 + (n-2) s_j) / rate_j.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PROBE_BYTES = 1 << 18  # longer than the burst that a rate limit lets pass at f
 
 
 class BoundDirect(BoundCollective):
-    """The collective `direct` on one rank; if the options need rates and have none, the constructor measures them."""
+    """The collective `direct` on one rank; the constructor measures the links' rates if it needs and lacks them."""
 
     options: Direct
 
@@ -70,11 +70,11 @@ class BoundDirect(BoundCollective):
 
 @dataclasses.dataclass(kw_only=True)
 class Direct(Collective):
-    """Send each part of the payload to its owner, and get the sums back; shares can follow the rates of the links.
+    """Send each part of the payload to the rank that sums it, and get the sums back; fast links can get longer parts.
 
-    Bytes, for n ranks: dense, 1 + (n-2) s times the wire tensor on a rank whose share of the elements is s; that is
-    2 (n-1)/n times with equal shares, once without a share. Other payloads: the packed parts, and n-1 times the packed
-    sums of the parts that this rank owns.
+    Bytes, for n ranks: dense, a rank that sums a share s of the elements sends 1 + (n-2) s times the wire tensor (the
+    tensor that is summed). That is 2 (n-1)/n times with equal shares, and once if s is 0. Other payloads: the packed
+    parts, and n-1 times the packed sums of the parts that this rank sums.
 
     Raises:
         OptionError: rates are given without shares=bandwidth.
@@ -83,7 +83,7 @@ class Direct(Collective):
     bound = BoundDirect
 
     shares: Annotated[
-        Literal["equal", "bandwidth"], Doc("parts that the ranks sum: equal, or by the rates of their links")
+        Literal["equal", "bandwidth"], Doc("lengths of the parts that ranks sum: equal, or by the rates of their links")
     ] = "equal"
     rates: Annotated[
         tuple[Positive, ...],
@@ -109,12 +109,12 @@ class Direct(Collective):
         ]
 
     def measures(self, world_size: int) -> bool:
-        """Return True if the shares depend on rates that the ranks measure when they bind the collective."""
+        """Return True if the lengths of the parts depend on link rates that the ranks measure in `bind`."""
         return self.shares == "bandwidth" and not self.rates and world_size > 2
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round] | None:
-        """Return one round more than there are segments; None if the shares depend on measured rates."""
+        """Return the rounds, one more than there are segments; None if the lengths of parts follow measured rates."""
         if self.measures(world_size):
             return None
         return owner_rounds(world_size, rank, self.owned(world_size, layout), layout.itemsize)
@@ -133,7 +133,10 @@ class Direct(Collective):
         return super().expected_bytes(nbytes, world_size, rank, elementwise=elementwise, itemsize=itemsize)
 
     def owned(self, world_size: int, layout: Layout) -> list[dict[int, Place]]:
-        """Return a dict for each segment: the place of each owner's part, by rank; ranks without a share are absent."""
+        """Return, for each segment of the payload, a dict from rank to the range of elements that this rank sums.
+
+        A range is (start, stop, number). Ranks that sum no elements are left out.
+        """
         shares = best_shares(self.rates) if self.rates else [1 / world_size] * world_size
         ((_, numel),) = layout.chunks(1)
         nbytes = 4 * numel // _SPARSITY if layout.itemsize is None else layout.itemsize * numel
@@ -151,12 +154,12 @@ class Direct(Collective):
 def owner_rounds(
     world_size: int, rank: int, segments: Sequence[dict[int, Place]], itemsize: int | None = None
 ) -> list[Round]:
-    """Return the rounds in which ranks send parts to the parts' owners, and owners send the sums of parts to all ranks.
+    """Return the rounds in which ranks send each part to its owner, the rank that sums it, and get the sums back.
 
     Args:
         world_size: number of ranks.
         rank: the rank whose messages to return.
-        segments: for each segment, the place of each owner's part, by rank.
+        segments: for each segment of the payload, a dict from each owner to its part, (start, stop, number).
         itemsize: bytes per element of a wire tensor, as in `Round`; None for packed payloads.
     """
     everyone, rounds = frozenset(range(world_size)), []
@@ -182,7 +185,7 @@ def _piece(place: Place, terms: frozenset[int]) -> Piece:
 
 
 def on_links(collective: Collective, rates: tuple[float, ...]) -> Collective:
-    """Return the collective with these link rates, if its shares depend on rates and the user gave no rates.
+    """Return the collective with these link rates; unchanged if it needs no rates, or if the user gave some.
 
     Args:
         collective: any collective; one that is not a `Direct` is returned unchanged.
@@ -194,10 +197,10 @@ def on_links(collective: Collective, rates: tuple[float, ...]) -> Collective:
 
 
 def best_shares(rates: tuple[float, ...]) -> list[float]:
-    """Return each rank's share of the elements, chosen so that the slowest rank finishes as early as possible.
+    """Return the share of the elements that each rank sums, so that the slowest rank finishes as early as possible.
 
-    Rank j sends and receives 1 + (n-2) s_j payloads, which takes (1 + (n-2) s_j) / rate_j. All ranks with a share take
-    equally long. A rank whose link is too slow for that gets no share.
+    Rank j sends and receives 1 + (n-2) s_j payloads, which takes (1 + (n-2) s_j) / rate_j. All ranks that sum elements
+    take equally long. A rank whose link is too slow for that sums none, so its share is 0.
     """
     n = len(rates)
     if n <= 2:  # both send and receive the payload once, whatever the shares

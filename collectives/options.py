@@ -2,8 +2,8 @@
 
 Every component of the project (compressor, collective, model, data set, optimizer) and the configuration of every
 command is a keyword-only dataclass. Its fields are the options, written ``ratio: Annotated[float, Gt(0), Le(1),
-Doc("kept entries / entries")] = 0.01``. Values are checked in the same way on the command line (where every value is a
-string) and in library use (``GroupTopK(ratio=0.01)``). This module does not import torch.
+Doc("sent entries / all entries")] = 0.01``. Values are checked in the same way on the command line (where every value
+is a string) and in library use (``GroupTopK(ratio=0.01)``). This module does not import torch.
 """
 
 import dataclasses
@@ -173,7 +173,7 @@ class Options:
 
     Attributes:
         presets: for each preset, the values that it sets, by option name.
-        given: names of the options that were given.
+        given: names of the options that the user gave.
 
     Raises:
         OptionError: a value does not fit its declared type or range: "topk: ratio=2 is not possible: give 1 or less".
@@ -186,7 +186,7 @@ class Options:
     given: frozenset[str] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __new__(cls, *_: Any, **given: Any) -> Self:
-        """Record which options were given."""
+        """Record which options the user gave."""
         component = super().__new__(cls)
         component.given = frozenset(given)
         return component

@@ -8,10 +8,11 @@ copies the result. Two sets of slots alternate, so that a rank can fill one set 
 Payloads that are not element-wise are copied to every rank; their sum is the list of these payloads in rank order.
 Payloads longer than a slot are transferred in pieces. A gradient that lies in the pool (`BoundPool.buffer`) is used as
 a slot and is not copied.
-Differs: measures shared memory, not CXL. A DAX device is used in the same way, with the latency of that device.
+Differs: this measures shared memory, not CXL. A DAX device is used in the same way, with the latency of that device.
 
-Bytes written to the pool: once the payload per rank, which is its slot without its own chunk, and its own chunk of the
-result. For a gradient in the pool: the whole gradient, the rank's own chunk of the result, and the total.
+Bytes written to the pool: each rank writes its payload without its own chunk, and its own chunk of the result, so as
+many bytes as its payload has. For a gradient in the pool: the whole gradient, the rank's own chunk of the result, and
+the total.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Pool(Collective):
     ] = ("/dev/shm",)
     regions: Annotated[int, Ge(1), Le(1024), Doc("number of memory regions, among which the slots are distributed")] = 1
     slot_bytes: Annotated[
-        int, Ge(1), Le(2**40), Doc("bytes that a rank shares at a time; the regions hold 2 (n+1) slots")
+        int, Ge(1), Le(2**40), Doc("bytes of a slot, the memory for one rank's data; n ranks need 2 (n+1) slots")
     ] = 4_194_304
     coherent: Annotated[
         bool | None,

@@ -74,24 +74,25 @@ class RecodingSum(BoundCollective):
         return borders
 
     def add_residuals_to_(self, total: torch.Tensor, stretches: Sequence[LayerStretch]) -> None:
-        """Add the current residuals of these stretches to `total`, fp32 [elements of all stretches] (mutated)."""
+        """Add the current residuals of parts of layers, `stretches`, to `total`, fp32 [elements of all] (mutated)."""
         for stretch, part in by_stretch(total, stretches).items():
             if stretch in self._residuals:
                 part.add_(self._residuals[stretch])
 
     def propose(self, residuals: ByStretch) -> None:
-        """Store new residuals of some stretches until `commit` or `drop`; the caller must not change the tensors."""
+        """Store new residuals of parts of layers until `commit` or `drop`; the caller must not change the tensors."""
         self._proposed |= residuals
 
     def settle(self, keepers: Mapping[LayerStretch, int]) -> None:
-        """Move residuals to the ranks that encode the stretches from now on. Every rank must call this method.
+        """Move residuals to the ranks that will encode these parts of layers. Every rank must call this method.
 
         When DDP rebuilds its buckets, a layer may be encoded by another rank, or be cut at other elements. For each
-        piece of a stretch that moves to another rank, one fp32 message is sent, which is counted as `state`. If the
-        same ranks encode the same stretches as before, nothing is sent.
+        range of elements that moves to another rank, one fp32 message is sent, which is counted as `state`. If the same
+        ranks encode the same parts as before, nothing is sent.
 
         Args:
-            keepers: for all stretches of a layer, the rank that encodes the stretch; the same on all ranks.
+            keepers: for each stretch (range of elements) of the layers, the rank that will encode it; the same on all
+                ranks.
         """
         changed = {stretch: keeper for stretch, keeper in keepers.items() if self._keepers.get(stretch) != keeper}
         if not changed:
@@ -150,7 +151,7 @@ class RecodingSum(BoundCollective):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's current residuals, and for each stretch the rank that keeps its residual."""
+        """Return this rank's current residuals, and for each part of a layer the rank that keeps its residual."""
         return {
             "residuals": {tuple(stretch): residual.clone() for stretch, residual in self._residuals.items()},
             "keepers": {tuple(stretch): keeper for stretch, keeper in self._keepers.items()},
@@ -164,13 +165,13 @@ class RecodingSum(BoundCollective):
 
 
 def by_stretch(total: torch.Tensor, stretches: Sequence[LayerStretch]) -> ByStretch:
-    """Return each stretch's part of `total`, fp32 [elements of all stretches], as a view."""
+    """Return, for each of these ranges of layers, its part of `total`, fp32 [elements of all ranges], as a view."""
     parts = torch.split(total, [stretch.stop - stretch.start for stretch in stretches])
     return dict(zip(stretches, parts, strict=True))
 
 
 def on_every_rank(shares: dict[tuple[int, int, int], torch.Tensor]) -> dict[str, Any]:
-    """Return a state in which each rank keeps these residuals, an equal share of what all ranks together keep."""
+    """Return a state for `load_state_dict` in which every rank keeps the same residuals, `shares`: 1/n of the total."""
     return {"residuals": shares, "keepers": dict.fromkeys(shares, EVERY_RANK)}
 
 
@@ -232,7 +233,8 @@ class RequantisedPieces(PackedPieces):
     def add_errors_to(self, piece: Piece) -> None:
         """Add the kept errors, if there are any, to this rank's contribution to the piece that it sends first.
 
-        If messages had the same layout before, there are none, because the rank has encoded only the other pieces.
+        If earlier messages had the same layout, this piece has no kept errors, because the rank encoded only other
+        pieces.
         """
         if not self._errors[piece.start : piece.stop].any():
             return

@@ -14,8 +14,8 @@ server keeps what is lost of each layer and adds it to the next sum. This costs 
 and no messages.
 
 Bytes: packed payloads. A worker pushes each part once to its server, but no message is sent for the part that the
-worker serves itself; a server sends n-1 answers. With one server and a dense downlink, an uplink that is c times
-smaller than dense reduces the total traffic by less than a factor of 2, however large c is.
+worker serves itself; a server sends n-1 answers. If one server answers with dense sums, compressing only what workers
+push reduces the total traffic by less than a factor of 2, however strong the compression is.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class Algc(Sparsifier):
         return float(control[0]) or math.inf
 
     def _payload(self, x: torch.Tensor, found: LargeEntries, layer: Layer, step: Step) -> Payload:
-        """Return the payload of the entries that reached the threshold; propose the layer's state for the next step."""
+        """Return the payload of the entries that reached the threshold; store the layer's state for the next step."""
         squares, indices, values = found
         rms = math.sqrt(squares / x.numel())
         if rms == 0:
@@ -196,8 +196,9 @@ class Algc(Sparsifier):
     def _exact(self, x: torch.Tensor, target: float) -> tuple[float, torch.Tensor]:
         """Return the threshold of top-k with the target density, and the positions of the entries that reach it.
 
-        If many entries equal the threshold, only as many are returned as WINDOW allows. If fewer than k entries are not
-        zero, the threshold is zero, and the positions of the entries that are not zero are returned.
+        If many entries equal the threshold, at most about WINDOW times the target number of entries are returned. If
+        fewer than k entries are not zero, the threshold is zero, and the positions of the entries that are not zero are
+        returned.
         """
         indices = top_k(x, num_kept(target, x.numel()))
         threshold = float(magnitudes(x.index_select(0, indices)).amin())

@@ -203,16 +203,16 @@ class Compressor(Options, abc.ABC):
 
 
 def check_is_called(cls: type, part: str, whole: str, loop: Callable[..., object]) -> None:
-    """Check that a class that defines `part`, a method for one layer, does not inherit a `whole` that ignores `part`.
+    """Check that a class that defines a method for one layer does not inherit a bucket method that never calls it.
 
     Args:
         cls: the class.
         part: name of the method for one layer, such as ``encode``.
         whole: name of the method for all layers of a bucket, such as ``encode_bucket``.
-        loop: the method that calls `part` for each layer, and that `whole` may therefore be.
+        loop: the bucket method that calls `part` for each layer; the class may inherit it.
 
     Raises:
-        TypeError: the class inherits such a `whole`.
+        TypeError: the class defines `part`, but inherits a `whole` other than `loop`.
     """
     if part in vars(cls) and whole not in vars(cls) and getattr(cls, whole) is not loop:
         raise TypeError(
@@ -235,7 +235,7 @@ class PerLayer(Compressor):
 
     @abc.abstractmethod
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        """Return the payload for `x`, and propose to `step.memory` the state that the next step needs.
+        """Return the payload for `x`; store the state that the next step needs with `step.memory.propose`.
 
         Args:
             x: fp32 [layer.numel], finite. It must not be changed, and the payload must not share its memory.

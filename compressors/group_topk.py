@@ -49,9 +49,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 class GroupTopK(Sparsifier):
     """Group-TopK: sends the entries of largest magnitude of every group of `group_size` elements.
 
-    A group sends k = ratio * group_size entries, rounded half up, at least 1; of equal magnitudes, the first. This
-    number is fixed, so zeros may be sent. With floats, equal numbers of groups make messages of equal length around a
-    ring. For a gradient of zeros only a header is sent. The patent drops the entries that are not sent;
+    A group sends k = ratio * group_size entries, rounded half up, at least 1. Of equal magnitudes, the first are sent.
+    The number k is fixed, so zeros may be sent. With floats, equal numbers of groups make messages of equal length
+    around a ring. For a gradient of zeros only a header is sent. The patent drops the entries that are not sent;
     `error_feedback` keeps them.
 
     With scope=model the groups divide the flat gradient of the whole model, in the order of its parameters, as in the

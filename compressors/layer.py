@@ -112,7 +112,7 @@ class Memory:
         return cast(T, self._derived[name])
 
     def commit(self) -> None:
-        """Make the tensors proposed since the last `commit` or `drop` current: `get` returns them from now on."""
+        """Make the tensors proposed since the last `commit` or `drop` current, so that `get` returns them."""
         for name, tensors in self._proposed.items():
             self._accepted.setdefault(name, {}).update(tensors)
         self._proposed, self._derived = {}, {}
@@ -189,7 +189,8 @@ class Step:
         rank: number of this rank in the group that averages gradients.
         world_size: number of ranks in that group.
         seed: seed of the run, from which the compressors' random numbers derive.
-        warmup: True if compressors may send more entries during a warm-up; False if they send as few as after it.
+        warmup: True if compressors may send more entries during a warm-up; False if they send as few as after a
+            warm-up.
         memory: the compressor's state on this rank; empty if the compressor keeps no state.
     """
 
@@ -273,8 +274,8 @@ def sparse_gradients(model: nn.Module) -> str | None:
 def without_gradient(layers: Sequence[Layer]) -> str | None:
     """Return why DDP cannot sum gradients, if backward gave some layers no gradient; None if all layers have one.
 
-    DDP waits for the missing gradients, so it also leaves others out of its sums. DDP itself reports this only in the
-    next forward, without the layers' names.
+    DDP waits for the missing gradients, so it also leaves gradients of other layers out of its sums. DDP itself reports
+    this only in the next forward, without the layers' names.
     """
     names = [layer.name for layer in layers if layer.weight is not None and layer.weight.grad is None]
     if not names:

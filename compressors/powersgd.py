@@ -46,7 +46,7 @@ class PowerSgd(MultiRound):
     min_compression_rate: Annotated[Positive, Doc("compress where n m / (r (n + m)) exceeds this")] = 2.0
     warm_start: Annotated[bool, Doc("start from the last step's Q; false: start from a random one")] = True
     alternate: Annotated[bool, Doc("send P and Q at alternate steps, instead of both at every step")] = False
-    dense_steps: Annotated[CountOrZero, Doc("first optimizer steps in which everything is sent")] = 0
+    dense_steps: Annotated[CountOrZero, Doc("number of optimizer steps at the start in which everything is sent")] = 0
     error_feedback: ErrorFeedback = True
 
     def __post_init__(self) -> None:
@@ -138,9 +138,10 @@ class PowerSgd(MultiRound):
         return self._rank_of(layer) * sum(matrix_shape(layer))
 
     def _start(self, layer: Layer, step: Step, device: torch.device, factor: Factor = "last_q") -> torch.Tensor:
-        """Return the last step's factor, or random numbers in [-1, 1) that are equal on all ranks: fp32 [n or m, r].
+        """Return the factor (P or Q) to start from: that of the last step, or random numbers equal on all ranks.
 
-        A column of zeros in the last factor would stay zero, so it is replaced with random numbers.
+        The result is fp32 [n or m, r]; random numbers lie in [-1, 1). A column of zeros in the last factor would stay
+        zero, so it is replaced with random numbers.
         """
         last = step.memory.get(factor, layer.id) if self.warm_start else None
         if last is not None and last.any(0).all():

@@ -285,9 +285,9 @@ class TernGrad(SharedScale, name="terngrad"):
     biased: ClassVar[bool] = True  # because of clipping; the rounding is unbiased
     combine: ClassVar[Literal["max", "mean"]] = "max"
 
-    clip_sigmas: Annotated[PositiveOrZero, Doc("clip at this multiple of the layer's root mean square; 0: do not")] = (
-        2.5
-    )
+    clip_sigmas: Annotated[
+        PositiveOrZero, Doc("clip at this multiple of the layer's root mean square; 0: no clipping")
+    ] = 2.5
     shared_scale: Annotated[
         bool, Doc("use one scale for all ranks: sums are then integers, which suit collective ring")
     ] = False

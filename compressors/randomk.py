@@ -68,8 +68,9 @@ class RandomK(Sparsifier):
 
     At every step, k = ratio * m positions are drawn without replacement per layer of m elements.
 
-    With error feedback the values are sent as they are. Without it, the expectation of the update is k / m times the
-    gradient; scaled=true multiplies the values by m / k, so the update is unbiased, with a variance of m / k - 1.
+    With error feedback the values are sent as they are. Without error feedback, the expectation of the update is k / m
+    times the gradient; scaled=true multiplies the values by m / k, so the update is unbiased, with a variance of
+    m / k - 1.
 
     Bytes: 24 + k v per layer, with v bytes per value.
 
@@ -83,7 +84,7 @@ class RandomK(Sparsifier):
     ratio: Ratio = 0.25
     warmup_epochs: WarmupEpochs = 4
     warmup_steps: WarmupSteps = 0
-    scaled: Annotated[bool, Doc("multiply by m / k, which makes it unbiased")] = False
+    scaled: Annotated[bool, Doc("multiply the values by m / k, so that the update is unbiased")] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

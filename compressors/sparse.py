@@ -22,10 +22,10 @@ from compressors.layer import Layer, Step
 from compressors.parts.buckets import summed
 from compressors.parts.values import CodeForm, FloatForm, ValueForm
 
-Ratio = Annotated[float, Gt(0), Le(1), Doc("kept entries / entries")]
+Ratio = Annotated[float, Gt(0), Le(1), Doc("sent entries / all entries")]
 WarmupEpochs = Annotated[CountOrZero, Doc("epochs in which the density falls as 0.25^(epoch+1) down to ratio")]
 WarmupSteps = Annotated[
-    CountOrZero, Doc("for loops without epochs: optimizer steps in which the density falls like this, in four stages")
+    CountOrZero, Doc("for loops without epochs: optimizer steps in which the density falls to ratio in four stages")
 ]
 STAGES = 4  # number of stages of a warm-up that is counted in steps
 
@@ -42,8 +42,8 @@ class Density:
     Attributes:
         ratio: the share after the warm-up, in (0, 1].
         warmup_epochs: number of epochs in which the share is larger.
-        warmup_steps: number of optimizer steps in which the share is larger, in four stages that count as epochs; 0 to
-            count epochs.
+        warmup_steps: number of optimizer steps in which the share is larger; they are divided into four stages, which
+            take the place of epochs. 0 to use `warmup_epochs`.
     """
 
     ratio: float
@@ -75,8 +75,8 @@ MomentumCorrection = Annotated[
 class Sparsifier(PerLayer):
     """Base of the methods that send some entries and keep the others in the residual.
 
-    A subclass declares the options that it has out of `value_dtype`, `values`, `ratio`, `warmup_epochs` and
-    `warmup_steps`. By default the entries of largest magnitude are sent; to send other entries, override `select` and
+    A subclass declares those of the options `value_dtype`, `values`, `ratio`, `warmup_epochs` and `warmup_steps` that
+    it has. By default the entries of largest magnitude are sent; to send other entries, override `select` and
     `select_all`.
 
     Raises:
@@ -88,7 +88,9 @@ class Sparsifier(PerLayer):
     min_numel: MinNumel = 0
     skip: Skip = ()
     dense_ends: DenseEnds = False
-    dense_steps: Annotated[CountOrZero, Doc("first optimizer steps in which everything is sent, in fp32")] = 0
+    dense_steps: Annotated[
+        CountOrZero, Doc("number of optimizer steps at the start in which everything is sent, in fp32")
+    ] = 0
     momentum_correction: MomentumCorrection = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -166,8 +168,8 @@ class Sparsifier(PerLayer):
     ) -> tuple[torch.Tensor, list[int]]:
         """Write gradients + residual to `left`, and select entries of all layers in one call, as `select` does for one.
 
-        The arguments are those of `encode_bucket`, and lie on a CPU. NaN and infinity are selected, unless `screen` is
-        True and raises the error.
+        The arguments are those of `encode_bucket`; tensors must lie on a CPU. NaN and infinity are selected, unless
+        `screen` is True and raises the error.
 
         Returns:
             The positions, int64, ascending within each layer and counted from the layer's start; and the number of

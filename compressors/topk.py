@@ -153,13 +153,13 @@ class Dgc(Sparsifier, name="dgc"):
     sends: ClassVar[type[Payload]] = Sparse
 
     value_dtype: ValueDtypeOption = "fp16"
-    ratio: Annotated[float, Gt(0), Le(1), Doc("kept entries / entries, at most")] = 0.001
+    ratio: Annotated[float, Gt(0), Le(1), Doc("sent entries / all entries, at most")] = 0.001
     warmup_epochs: WarmupEpochs = 4
     warmup_steps: WarmupSteps = 0
     momentum_correction: MomentumCorrection = True
     sample_ratio: Annotated[float, Gt(0), Le(1), Doc("share of a layer that the threshold is estimated from")] = 0.01
     clip_norm: Annotated[
-        PositiveOrZero, Doc("clip each layer's own gradient to this L2 norm / sqrt(world_size); 0: do not")
+        PositiveOrZero, Doc("clip each layer's own gradient to this L2 norm / sqrt(world_size); 0: no clipping")
     ] = 0.0
 
     @override
@@ -212,7 +212,7 @@ class Dgc(Sparsifier, name="dgc"):
 
 @dataclasses.dataclass(kw_only=True)
 class QSparse(Sparsifier, name="qsparse"):
-    """Quantised top-k: sends the entries of `topk` with four bits per value, about half its bytes at ratio=0.01.
+    """Quantised top-k: sends the entries of `topk` with four bits per value, in about half the bytes at ratio=0.01.
 
     Source: Basu et al. 2019 (Qsparse-local-SGD, arXiv:1906.02367): top-k and quantisation composed, with error
     feedback.

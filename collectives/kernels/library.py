@@ -95,12 +95,13 @@ def open_library(path: Path, files: list[Path], finding: str) -> Library:
         path: path of the library.
         files: the source files from which the library must have been compiled. If the list is empty, as in an
             installation, this is not checked.
-        finding: the result's `finding` if the library is loaded; if it is not, the result's `finding` says why.
+        finding: the `finding` of the result if the library is loaded; otherwise, the `finding` of the result says why
+            the library is not loaded.
     """
     note = path.parent / NOT_BUILT
     failed = note.read_text(encoding="utf-8").strip() if note.exists() else ""
     if not path.exists():
-        return Library(None, failed or "nothing has been built here")
+        return Library(None, failed or "the library has not been built here")
     try:
         handle = ctypes.CDLL(str(path))
     except OSError as error:
@@ -109,8 +110,8 @@ def open_library(path: Path, files: list[Path], finding: str) -> Library:
     if sources_digest is not None:
         sources_digest.restype = ctypes.c_char_p
     if files and (sources_digest is None or sources_digest().decode() != digest(files)):
-        reason = "they were built from other sources than those beside them, or with other flags"
-        return Library(None, f"{reason}; building them again failed: {failed}" if failed else reason)
+        reason = "the library was built from other sources than the present ones, or with other flags"
+        return Library(None, f"{reason}; building it again failed: {failed}" if failed else reason)
     return Library(handle, finding)
 
 

@@ -153,7 +153,7 @@ class Payload(abc.ABC):
     def num_entries(self) -> int:
         """Return the number of elements that are sent, including zeros among them.
 
-        Kinds that send every element return `numel`, or 0 if all elements are zero.
+        Kinds of payloads that send every element return `numel`, or 0 if all elements are zero.
         """
         return self.values.numel()
 
@@ -229,18 +229,21 @@ class Payload(abc.ABC):
         return False
 
     def clear_in_(self, dense: torch.Tensor) -> None:
-        """Set the elements of `dense` [numel] (mutated) that this payload sends to zero."""
+        """Set to zero all elements of `dense` [numel] (mutated) that this payload sends."""
         if self.num_entries:
             dense.zero_()
 
     def clear_selected_in_(self, dense: torch.Tensor) -> None:  # noqa: B027 - by default nothing
-        """Set the elements of `dense` [numel] (mutated) to zero that the sender selected, and whose value is not zero.
+        """Set to zero the elements of `dense` [numel] (mutated) that the sender selected and sends as non-zero values.
 
-        Kinds that send every element do not select elements, so they change nothing.
+        Kinds of payloads that send every element do not select elements, so they change nothing.
         """
 
     def shares(self, numels: Sequence[int]) -> list[Share]:
-        """Divide the message's bytes among consecutive parts with these numbers of elements, by entries per part."""
+        """Return the entries and bytes of each part; parts are consecutive and have these numbers of elements.
+
+        The message's bytes are divided among the parts in proportion to their entries.
+        """
         counts = self._entries_in(numels) if len(numels) > 1 else [self.num_entries]
         total, kind = sum(counts), type(self).__name__
         return [
@@ -261,7 +264,7 @@ class Payload(abc.ABC):
     def slice(self, start: int, stop: int) -> Payload:
         """Return a payload of the elements start..stop-1 only; these are numbered from 0 in the result.
 
-        Both borders must be multiples of `alignment`, or `numel`, unless the kind `splits_blocks`.
+        Both borders must be multiples of `alignment`, or `numel`, unless `splits_blocks` is True.
 
         Raises:
             PayloadError: the kind cannot be cut at `start` or `stop`.
@@ -283,7 +286,7 @@ class Payload(abc.ABC):
     def alignment(self) -> int:
         """Return the number of elements in a block, such as a group, a matrix row or the codes of one byte.
 
-        `slice` should cut between blocks; inside a block it can cut only kinds that `splits_blocks`.
+        `slice` should cut between blocks; it can cut inside a block only if `splits_blocks` is True.
         """
         return 1
 

@@ -172,7 +172,7 @@ def two_means(numel: int, packed: torch.Tensor, scalars: torch.Tensor) -> TwoMea
 
 @functools.lru_cache(maxsize=4096)
 def _coded_header(make: MakeCoded, numel: int, bits: int, num_scalars: int) -> tuple[bytes, int]:
-    """Return a member's bytes in front of its scalars, and its length in bytes, unless all its elements are zero."""
+    """Return a member's bytes in front of its scalars, and its length in bytes if not all elements are zero."""
     packed = torch.zeros(packed_nbytes(numel, bits), dtype=torch.uint8)
     example = make(numel, packed, torch.ones(num_scalars, dtype=torch.float32))
     message = example.pack().numpy().tobytes()

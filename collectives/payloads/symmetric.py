@@ -205,7 +205,7 @@ SHARE_OF_DIAGONAL = 1e-3
 
 
 class Fallback(enum.IntEnum):
-    """How the form of an encoded matrix differs from the requested form, from no difference to the largest."""
+    """How the form of an encoded matrix differs from the requested form; the largest difference is last."""
 
     NONE = 0
     DAMPING = 1  # a factor with more damping than requested

@@ -153,7 +153,7 @@ class PackedPieces:
         self._complete: list[Place] = []
 
     def __getitem__(self, place: Place) -> Payload:
-        """Return the payload at `place`, (start, stop, number); if needed, cut from the smallest payload around it."""
+        """Return the payload at `place`, (start, stop, number), if needed cut from the smallest that contains it."""
         if place in self.held:
             return self.held[place]
         start, stop, _ = place
@@ -162,9 +162,9 @@ class PackedPieces:
         return self.held[smallest].slice(start - smallest[0], stop - smallest[0])
 
     def terms(self, place: Place) -> list[Payload]:
-        """Return the payloads at `place`, (start, stop, number), of all ranks that this rank knows, in rank order.
+        """Return the payloads of several ranks at `place`, (start, stop, number), in rank order.
 
-        These are this rank's own payload and those that it has collected.
+        These are this rank's own payload, and those that it has collected from other ranks.
         """
         by_rank = {**self._collected.get(place, {}), self._transport.rank: self[place]}
         return [by_rank[rank] for rank in sorted(by_rank)]

@@ -282,7 +282,8 @@ class Round:
     """The messages that one rank sends and receives at the same time.
 
     Attributes:
-        itemsize: bytes per element if messages are parts of a wire tensor; None if they are packed payloads.
+        itemsize: bytes per element if messages are parts of a wire tensor (an element-wise payload's tensor); None if
+            messages are packed payloads.
         sends: messages to send, with the values that the previous rounds produced.
         receives: messages to receive, applied in this order.
     """
@@ -292,15 +293,16 @@ class Round:
     receives: list[PieceMessage] = dataclasses.field(default_factory=list)
 
     def send(self, peer: int, *pieces: Piece) -> None:
-        """Add a message to send; a part of a wire tensor without elements is not sent."""
+        """Add a message to send; an empty part of a wire tensor is not sent."""
         if (message := PieceMessage(peer, pieces)).numel or self.itemsize is None:
             self.sends.append(message)
 
     def receive(self, peer: int, *pieces: Piece, effect: ReceiveEffect = "replace") -> None:
-        """Add a message to receive; a part of a wire tensor without elements is not sent.
+        """Add a message to receive, unless it is an empty part of a wire tensor, which is not sent.
 
         A message that replaces elements of a wire tensor may be received in place, and its buffer may be posted early.
-        The message contains what this rank sent from these elements, so it cannot arrive before that send is complete.
+        This is safe, because the message is computed from what this rank sent from these elements, so it cannot arrive
+        before that send is complete.
         """
         if (message := PieceMessage(peer, pieces, effect)).numel or self.itemsize is None:
             self.receives.append(message)

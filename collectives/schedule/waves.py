@@ -67,7 +67,8 @@ class Lengths:
             piece's first element, one past its last element, and the number of contributions merged in it. The results
             are the number of payloads in each piece and their total bytes. If a piece has several payloads, each is
             padded to a multiple of 8 bytes.
-        itemsize: bytes of an element if messages are parts of a wire tensor; None if they are packed payloads.
+        itemsize: bytes of an element if messages are parts of a wire tensor (an element-wise payload's tensor); None if
+            messages are packed payloads.
     """
 
     packed: Callable[[Ints, Ints, Ints], tuple[Ints, Ints]]

@@ -128,7 +128,7 @@ class Ledger:
 
     Attributes:
         traffic: the traffic by purpose.
-        purpose: the purpose for which messages are counted from now on.
+        purpose: the purpose for which the next messages are counted.
     """
 
     traffic: dict[Purpose, Traffic] = dataclasses.field(

@@ -270,7 +270,7 @@ class SocketTransport(Transport):
 
     @property
     def ledger(self) -> Ledger:
-        """Return the counts of messages and bytes, which the sockets and the backend's own collectives share."""
+        """Return the counts of the messages and bytes of the sockets and of the backend's own collectives together."""
         return self._backend.ledger
 
     @ledger.setter

@@ -1,9 +1,10 @@
-"""Candidates: for each compressor-collective pair, a choice in which most layers use it, and the cost of such a step.
+"""Candidates: the choices of compressor-collective pairs for the layers that `auto` can try, and their estimated cost.
 
-A choice assigns a pair to every layer. A trial is a few training steps with one choice, whose times are measured. A
-model of the exchange in one step has two uses: it selects the pairs that are worth a trial, and the cheaper of two
-pairs for a layer. In the model, each wave of messages (messages that depend only on earlier waves, see `waves_of`)
-takes a latency, plus the time in which the link transfers the bytes of the rank that sends most.
+A choice assigns a pair to every layer. There is one choice for each pair, in which most layers use that pair. A trial
+is a few training steps with one choice, whose times are measured. A model of the exchange in one step has two uses: it
+selects the pairs that are worth a trial, and the cheaper of two pairs for a layer. In the model, each wave of messages
+(messages that depend only on earlier waves, see `waves_of`) takes a latency, plus the time in which the link transfers
+the bytes of the rank that sends most.
 """
 
 import dataclasses
@@ -161,7 +162,7 @@ def _waves(collective: Collective, world_size: int, layout: Layout, lengths: Len
 
 
 def _growing(nbytes: float, numel: int) -> Lengths:
-    """Return a rule for the bytes of partial sums, if the payloads hold different elements on different ranks.
+    """Return a rule for the bytes of partial sums of payloads that hold different elements on different ranks.
 
     A sum of n payloads takes n times the bytes of one payload, but at most the bytes of a dense fp32 tensor.
 
@@ -185,7 +186,7 @@ class Candidates:
     """The choices (assignments of compressor-collective pairs to layers) that `auto` can try.
 
     They follow from the costs and errors of encoding real gradients with the compressor of every pair. `look_at` and
-    `agree` collect these, and must be called first.
+    `agree` collect the costs and errors, and must be called first.
 
     Args:
         collective: the run's collective.
@@ -255,7 +256,7 @@ class Candidates:
             self._seen[pair][layer_id] = Seen(*values)
 
     def choices(self) -> dict[Pair, Choice]:
-        """Return the choices that can be tried, by the compressor-collective pair that most layers of the choice use.
+        """Return the choices that can be tried; the key of a choice is the pair that most of its layers use.
 
         If several choices assign the same pair to every layer, only the first of them is returned.
         """
@@ -305,10 +306,11 @@ class Candidates:
         return total
 
     def cost_ratio(self, link: MessageCost, pair: Pair, negligible_s: float) -> float:
-        """Return the factor, at least 1, by which the cost of a step differs between two speeds of the network link.
+        """Return how many times as much a step costs at one speed of the network link as at another; at least 1.
 
-        The two speeds are `link` and the latest measured speed. The factor is the larger cost divided by the smaller
-        cost. It is computed for two choices, in which most layers use `self.dense` or `pair`; the larger one counts.
+        The two speeds are `link` and the latest measured speed; the larger cost is divided by the smaller cost. This
+        ratio is computed twice: for the choice in which most layers use `self.dense`, and for the choice in which most
+        layers use `pair`. The larger ratio is returned.
 
         Args:
             link: the other speed of the link.
@@ -325,7 +327,8 @@ class Candidates:
     def _dearer_than_dense(self, pair: Pair) -> set[int]:
         """Return the ids of the layers that cost less with `self.dense` (the pair of `bf16`) than with `pair`.
 
-        If these layers together save less time than the messages of a second pair per bucket take, return an empty set.
+        With two pairs, each bucket needs additional messages. If these take longer than the layers save, return an
+        empty set.
         """
         if all(kind.elementwise for kind in self._compressors[pair].traits.emits):
             return set()

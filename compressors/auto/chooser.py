@@ -105,7 +105,9 @@ Decisions = Generator[None, StepSeconds, None]
 
 
 class Chooser:
-    """Decides which compressor-collective pair sends each layer, and makes the reducer use it; equal on all ranks.
+    """Decides which compressor-collective pair sends each layer, and makes the reducer use the pair.
+
+    All ranks make the same decisions.
 
     Args:
         reducer: sends each layer by the pair that was chosen for the layer.
@@ -117,7 +119,7 @@ class Chooser:
     Attributes:
         step: the last step that has ended; None before the first step. The caller sets it before it resumes the
             generator.
-        was_skipped: True if that step was skipped because a gradient was not finite; the caller sets it.
+        was_skipped: True if the last step was skipped because a gradient was not finite; the caller sets it.
     """
 
     def __init__(
@@ -217,11 +219,11 @@ class Chooser:
 
         `found` has the results of the trials at this speed; `why` is the reason for this change, as a phrase.
         """
-        self._switch(found.holder, f"after {why}, as earlier on such a link: {found.why}")
+        self._switch(found.holder, f"after {why}, as earlier at this link speed: {found.why}")
         return found
 
     def _contest(self, why: str) -> Generator[None, StepSeconds, LinkKnowledge]:
-        """Try the compressor-collective pairs that may be the fastest, cheapest estimate first, and use the fastest.
+        """Try the compressor-collective pairs that may be the fastest, lowest estimated cost first; use the fastest.
 
         If the link's speed changed during the trials, and earlier trials were made at the new speed, the earlier trials
         decide.
@@ -339,7 +341,7 @@ class Chooser:
             usual, now = medians(found.usual), medians(recent)
             change = _change(usual, now)
             if self._candidates.have_changed(self.step):
-                return Occasion("sparse pairs became sparser", is_urgent=True)
+                return Occasion("sparse compressors began to send fewer entries", is_urgent=True)
             if now.step_s > FAR_SLOWER * usual.step_s:
                 return Occasion(change, is_urgent=True)
             if count > REST and change:
@@ -357,7 +359,7 @@ class Chooser:
             ratio = found.pairwise.ratio(due.pair, found.holder)
             due.schedule_after(found.watched, ratio or outcome)
             if ratio and TIE * ratio <= 1:
-                found.why = f"after trials of both, steps took {ratio:.3g} times as long as with {found.holder}"
+                found.why = f"in trials of both, steps took {ratio:.3g} times as long as with {found.holder}"
                 self._switch(due.pair, found.why)
                 found.holder, due.pair, due.is_near = due.pair, found.holder, True
                 found.usual.clear()
@@ -392,7 +394,7 @@ class Chooser:
 
 
 def _change(usual: StepSeconds, now: StepSeconds) -> str:
-    """Return a phrase about a change of step or message times after which another pair may be faster; "" if none.
+    """Return a phrase about a change of step or message times that may make another pair faster; "" if none does.
 
     Args:
         usual: median times of the first steps with the pair in use.

@@ -78,8 +78,9 @@ class ChoosingHook(CompressionHook):
         Every rank must call this method.
 
         Args:
-            decisions: the choices of the stopped run, as `Choice.to_dict` returned them; choices up to the current one
-                are left out. If the option `choices` names a file, only the choices in that file are used.
+            decisions: the choices of the stopped run, as `Choice.to_dict` returned them; choices up to the step of the
+                current choice are ignored. If the option `choices` names a file, only the choices in that file are
+                used.
         """
         choices = self._auto.recorded or map(Choice.from_dict, decisions)
         self._pairs.look = None  # it belonged to the previous generator of decisions

@@ -94,7 +94,7 @@ class StepSeconds(NamedTuple):
 
     Attributes:
         step_s: seconds from the end of the previous step's exchange to the end of this step's exchange.
-        computing_s: seconds from the end of the previous step's exchange until backward passed on the last bucket.
+        computing_s: seconds from the end of the previous step's exchange until backward has finished the last bucket.
         wire_s: seconds in which the communication thread sent messages or waited for them.
     """
 
@@ -240,7 +240,7 @@ class Ranking:
     def _logs(self) -> dict[Pair, float]:
         """Return log(step time) + a common constant for each compressor-collective pair tried, fastest first.
 
-        Of all possible logarithms, these fit the ratios of all comparisons best, by least squares.
+        The logarithms are fitted to the ratios of all comparisons by least squares; ratios leave the constant open.
         """
         signs, logs = np.zeros((len(self._logs_of), len(self.pairs))), np.zeros(len(self._logs_of))
         for row, ((pair, other), compared) in enumerate(self._logs_of.items()):

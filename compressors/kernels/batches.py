@@ -134,7 +134,7 @@ def two_means_of_layers(
 
 
 def random_ternary_of_layers(gradients: Sequence[torch.Tensor], clip_sigmas: float, keys: Sequence[int]) -> Payload:
-    """Return payloads of codes as of `random_ternary`; a layer's scale is its largest magnitude after clipping.
+    """Return payloads of the codes of `random_ternary`; a layer's scale is its largest magnitude after clipping.
 
     Args:
         gradients: the tensors to encode, fp32, one contiguous tensor per layer.

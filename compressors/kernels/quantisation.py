@@ -279,7 +279,7 @@ def ternary_and_mean(x: torch.Tensor, threshold: float) -> tuple[torch.Tensor, f
 
 @also_on_gpus
 def random_ternary(x: torch.Tensor, scale: float, key: int, bits: int, *, limit: float = math.inf) -> torch.Tensor:
-    """Return a random ternary value per element: its sign with probability min(|x|, limit) / scale, otherwise 0.
+    """Return a random ternary value per element: the element's sign with probability min(|x|, limit) / scale, else 0.
 
     Args:
         x: fp32 [numel]; NaN becomes 0.

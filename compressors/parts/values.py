@@ -144,11 +144,12 @@ class FloatForm(ValueForm):
 class CodeForm(ValueForm):
     """Values are sent as codes of 2 or 8 bits.
 
-    two_magnitudes: a sign bit, and a bit that selects one of two magnitudes in bf16. As many values as lie in 4096
-        elements (at least 32) share the two magnitudes, which five rounds of Lloyd's method, from the median, find.
+    two_magnitudes: a sign bit, and a bit that selects one of two magnitudes in bf16. The values sent of 4096 elements
+        (at least 32 values) share the two magnitudes. Five rounds of Lloyd's method, which start from the median, find
+        these magnitudes.
     sigma: four levels for all values of a payload, each 1.5 standard deviations wide; a code is decoded as the mean of
         its level.
-    int8: a whole number of steps; as many values share a step as share two magnitudes.
+    int8: a whole number of steps. The step size is shared by as many values as share magnitudes in two_magnitudes.
 
     Source: S. P. Lloyd, "Least squares quantization in PCM", IEEE Transactions on Information Theory 28 (1982); sigma:
     the code of SparseLoCo, Sarfi et al. 2025 (arXiv:2508.15706; one-covenant/templar, tplr/compress.py).

@@ -64,7 +64,7 @@ def test_long_tells_what_a_compressor_is() -> None:
         "type": "float",
         "default": "0.01",
         "range": "(0, 1]",
-        "meaning": "kept entries / entries",
+        "meaning": "sent entries / all entries",
     }
     assert topk["notes"]["source"].startswith("Aji, Heafield 2017")
 

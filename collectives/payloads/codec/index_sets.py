@@ -174,7 +174,7 @@ def add_at(
 
 
 def _union(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the union of two ascending sets, and the place in the union of each element of a, then of b."""
+    """Return the union of two ascending sets, and the index in the union of each element of a, then of each of b."""
     both = torch.cat([a, b])
     if both.device.type == "cpu":  # numpy's stable sort merges two ascending runs in a third of the time of torch
         order = torch.from_numpy(np.argsort(both.numpy(), kind="stable"))

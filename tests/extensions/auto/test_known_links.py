@@ -62,7 +62,7 @@ def test_a_link_that_comes_back_is_known_and_needs_no_trials(budget: float, meas
         late = [choice.of_layer(0) for choice in first[start + 100 : start + 300]]
         best = "qsparse" if two_links(start) else "group_topk"
         assert {part.pair.compressor for part in late if part.why != "tried"} == {best}
-        assert "as earlier on such a link" in last_held(first[: start + 300]).why
+        assert "as earlier at this link speed" in last_held(first[: start + 300]).why
         tried = [choice.of_layer(0).pair.compressor for choice in first[start : start + 300]]
         assert set(tried) <= {"qsparse", "group_topk"}  # except for trials of the closest pair
     turns = [
@@ -99,7 +99,7 @@ def test_a_contest_in_which_the_link_became_another_stands_for_neither(measured_
     fast_again = last_held(held[:880])
     assert fast_again.pair.compressor == "group_topk"
     assert "pairs tried" in fast_again.why
-    assert "as earlier on such a link" not in fast_again.why  # it was chosen by a new contest
+    assert "as earlier at this link speed" not in fast_again.why  # it was chosen by a new contest
 
 
 def new_link(step: int) -> bool:
@@ -141,7 +141,7 @@ def test_a_contest_that_ends_on_a_known_link_takes_nothing_from_what_is_known(
     held = chosen(measured_at(times, seconds_of_a_byte), 900, {"budget": 1.0})[0]
     assert held[690].of_layer(0).why == "tried"
     assert last_held(held).pair.compressor == "qsparse"
-    assert "40 ms a step, as earlier on such a link" in last_held(held[:830]).why
+    assert "40 ms a step, as earlier at this link speed" in last_held(held[:830]).why
 
 
 def test_contests_that_change_nothing_become_rare(measured_at: Callable[..., Times]) -> None:
@@ -171,11 +171,11 @@ def test_what_is_known_of_a_link_gives_way_where_steps_do_not_bear_it_out(
         return StepSeconds(*(3 * each for each in seconds)) if step > 900 and pair.compressor == "qsparse" else seconds
 
     held = chosen(measured_at(later_otherwise), 1800, {"budget": 1.0})[0]
-    assert "as earlier on such a link" in last_held(held[:930]).why
+    assert "as earlier at this link speed" in last_held(held[:930]).why
     assert last_held(held[:1200]).pair.compressor == "group_topk"  # after new trials
     assert "steps went from 155 ms to 465 ms" in last_held(held[:1200]).why
     assert last_held(held[:1790]).pair.compressor == "group_topk"  # and it is the known choice from then on
-    assert "as earlier on such a link" in last_held(held[:1790]).why
+    assert "as earlier at this link speed" in last_held(held[:1790]).why
 
 
 def test_what_is_known_of_a_link_counts_no_more_when_sparse_pairs_send_fewer_entries(
@@ -190,4 +190,4 @@ def test_what_is_known_of_a_link_counts_no_more_when_sparse_pairs_send_fewer_ent
     assert last_held(held[:600]).pair.compressor == "bf16"
     assert "sparse" in last_held(held[:900]).pair.compressor
     assert "sparse" in last_held(held).pair.compressor
-    assert not any("as earlier on such a link" in choice.of_layer(0).why for choice in held[900:])
+    assert not any("as earlier at this link speed" in choice.of_layer(0).why for choice in held[900:])

@@ -35,7 +35,7 @@ def test_where_the_best_cannot_be_used_the_next_one_is(tmp_path: Path) -> None:
         assert found.finding == f"compiled for {suitable[-2]}"
     else:
         assert "cannot be loaded" in found.finding
-    assert library.load(tmp_path / "empty").finding == "nothing has been built here"
+    assert library.load(tmp_path / "empty").finding == "the library has not been built here"
 
 
 def test_a_folder_in_which_nothing_can_be_written_is_a_reason_and_no_error(tmp_path: Path) -> None:
