@@ -49,7 +49,10 @@ class EncodeGroup:
         return all(gradient.dtype == torch.float32 and gradient.is_contiguous() for gradient in self.gradients)
 
     def units(self) -> list[tuple[Layer, list[torch.Tensor]]]:
-        """Return what the compressor encodes separately: each layer and its update, or one flat layer and all."""
+        """Return (layer, its updates) for each part of the group that the compressor encodes separately.
+
+        These parts are the layers; if the compressor treats a bucket as one vector, the only part is one flat layer.
+        """
         if self.compressor.granularity == "bucket":
             return [(self.layer, self.updates)]
         return [(layer, [update]) for layer, update in zip(self.layers, self.updates, strict=True)]
@@ -100,7 +103,7 @@ def group_layers(
 
 @dataclasses.dataclass(eq=False)
 class LayerStore:
-    """Keeps one tensor per group of layers from step to step, for example a residual, and a proposal for the next.
+    """Keeps one tensor per group of layers from step to step, such as a residual, and prepares the next tensor.
 
     Two buffers per group alternate, so that a step allocates nothing.
     """

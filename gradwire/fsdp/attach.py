@@ -58,7 +58,7 @@ def attach_fsdp(
     Args:
         model: a model to which `fully_shard` was applied with a mesh of shards only; compiled or not.
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
-        collective: an instance, or a spec such as "ring"; sums the payloads. None: the compressor's first default.
+        collective: an instance, or a spec such as "ring"; sums the payloads. None: the compressor's default.
         replicas: the ranks that hold the same shard as this rank, one of each replica.
         seed: seed of the compressor's own random numbers, the same on every rank.
         momentum: coefficient in [0, 1), for compressors that apply the momentum themselves; set the optimizer's own
@@ -72,7 +72,7 @@ def attach_fsdp(
         ValueError: the model is not in FSDP2, is sharded over a mesh of several dimensions (native HSDP), or has a
             trainable parameter that is not sharded; `replicas` does not fit the shards; the compressor does not fit the
             collective or FSDP2; momentum is missing, or given but not used.
-        OptionError: a spec names no component, or has a wrong option.
+        OptionError: a spec names an unknown component, or has a wrong option.
     """
     compressor, collective = build_components(compressor, collective)
     model = getattr(model, "_orig_mod", model)

@@ -5,7 +5,7 @@ each row separately and sends row j to rank j (an all-to-all). Every rank decode
 receives.
 
 Bytes: a rank sends every row once, except its own row. A training step also gathers the parameters, uncompressed. If
-there are two gathers, in the gradients' dtype, compression can save at most a third of the step's bytes.
+FSDP2 gathers them twice per step, in the gradients' dtype, compression can save at most a third of the step's bytes.
 """
 
 import dataclasses
@@ -65,7 +65,7 @@ def attach_reduce_scatter(
         ValueError: the model is not in FSDP2, is sharded over a mesh of several dimensions (native HSDP), or has a
             trainable parameter that is not sharded; the compressor does not work in a reduce-scatter; momentum is
             missing, or given but not used.
-        OptionError: a spec names no component, or has a wrong option.
+        OptionError: a spec names an unknown component, or has a wrong option.
     """
     # Only for checks of the compressor: here, as with allgather, every rank decodes the payloads of all ranks.
     collective = Allgather()
@@ -116,7 +116,7 @@ class ReduceScatterHook(FsdpHook):
             unit.module.set_custom_reduce_scatter(_CompressedReduceScatter(self, unit))  # type: ignore[arg-type]
 
     def reduce(self, unit: Unit, shard: torch.Tensor, gradients: torch.Tensor) -> None:
-        """Write the mean over ranks of this rank's row of a unit's gradients.
+        """Average over ranks the row of a unit's gradients that belongs to this rank, and write the mean to `shard`.
 
         Args:
             unit: the unit.

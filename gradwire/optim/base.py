@@ -39,8 +39,8 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
     """A torch optimizer that may itself exchange data, with the methods that a training loop then needs.
 
     If the caller gives a communicator, the caller also starts and finishes the communicator's steps. If the optimizer
-    opened the communicator, `step` does this. If the optimizer takes each rank's own gradients and the gradient of any
-    rank is not finite, the step changes nothing on any rank.
+    opened the communicator, `step` starts and finishes them. If the optimizer takes each rank's own gradients and the
+    gradient of any rank is not finite, the step changes nothing on any rank.
 
     Attributes:
         communicator: sends and receives what ranks exchange in `step`; None if ranks exchange nothing.
@@ -120,7 +120,7 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
             table: returns refusals of components with which the optimizer does not work.
 
         Raises:
-            OptionError: a spec names no component, or components do not work together.
+            OptionError: a spec names an unknown component, or components do not work together.
             ValueError: the network is in DDP, although the optimizer needs each rank's own gradients; the compressor is
                 a hook of DDP or applies momentum itself.
         """

@@ -66,14 +66,16 @@ class OneBitMean(RecodingSum):
         self._to_owners, self._from_owners = owner_rounds(world_size, rank, [dict(enumerate(self._places))])
 
     def message(self, values: torch.Tensor, frozen: torch.Tensor | None) -> Payload:
-        """Return the signs of all layers; `values`, fp32 [elements of all layers], becomes what was not encoded.
+        """Return the signs of all layers, and replace `values`, fp32 [elements of all layers], with rounding errors.
 
         Elements where `frozen`, bool of the same shape, is True become zero.
         """
         return self._encoded(values, self._layers, frozen)
 
     def write_mean(self, message: Payload, frozen: torch.Tensor | None, out: torch.Tensor) -> None:
-        """Write the mean of all ranks' messages to `out`, as the owners encoded it; every rank must call this method.
+        """Write the mean of all ranks' messages to `out`; every rank must call this method.
+
+        Each part of the mean is written as encoded by the rank that owns (averages) this part.
 
         Args:
             message: what `message` returned.
@@ -326,7 +328,10 @@ class OneBitOptimizer(FlatOptimizer):
         return self._root
 
     def descend_by(self, update: Callable[..., Root], gradient: torch.Tensor, lr: float, *, observes: bool) -> None:
-        """Make a step with `onebit_adam_update` or `zero_one_adam_update`; `observes`: update the second moment."""
+        """Make a step with `update`; the step also updates the second moment if `observes` is True.
+
+        `update` is `onebit_adam_update` or `zero_one_adam_update`.
+        """
         options, memory = self._options, self.memory
         self._root = update(
             self.parameters,

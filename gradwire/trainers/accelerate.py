@@ -73,7 +73,7 @@ class GradwireHandler(_Handler):
     Args:
         accelerator: the accelerator, before it has prepared the model.
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
-        collective: an instance, or a spec such as "ring"; None: the compressor's first default.
+        collective: an instance, or a spec such as "ring"; None: the compressor's default.
         optimizer: the optimizer or optimizers, before they are prepared.
         attach_options: further keyword arguments of `attach`.
 
@@ -150,7 +150,7 @@ class GradwireLocalHandler(_Handler):
         accelerator: the accelerator.
         model: the network, before it is prepared.
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
-        collective: an instance, or a spec such as "ring"; None: the compressor's first default.
+        collective: an instance, or a spec such as "ring"; None: the compressor's default.
         optimizer: the optimizer or optimizers, before they are prepared.
         attach_options: further keyword arguments of `attach_local`.
 
