@@ -228,7 +228,7 @@ class FsdpHook(CompressedCommunicator):
         self._exchanged.add(unit.name)
 
     def _check_call(self, unit: Unit, numel: int) -> None:
-        """Raise RuntimeError if a buffer of this unit with `numel` elements per shard is not expected now."""
+        """Raise RuntimeError if the hook is closed, or FSDP2 reduces a unit twice in a step or with another `numel`."""
         if self.guard.closed:
             raise RuntimeError("the hook of this model is closed; attach one again")
         if numel != unit.numel:

@@ -101,7 +101,8 @@ def attach_local(
         ),
         (
             of_default[0] and outer_optimizer is not None,
-            f"{of_default[0]} is for the SGD that outer_optimizer replaces; leave out one of the two",
+            f"{of_default[0]} belongs to the default outer optimizer, which outer_optimizer replaces; leave out one "
+            "of the two",
         ),
     )
     optimizers = checked_optimizers(optimizer)
@@ -152,7 +153,7 @@ def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Non
 
 
 class LocalHook(LocalSteps):
-    """Counts the steps of a model's optimizers, and makes the exchanges that are due; `attach_local` creates it."""
+    """Counts the steps of a model's optimizers, and exchanges the model's changes when due; see `attach_local`."""
 
     @override
     def __init__(

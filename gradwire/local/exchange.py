@@ -251,7 +251,7 @@ class LocalSteps(CompressedCommunicator):
     def nbytes(self) -> dict[str, int]:
         """Return the bytes of the tensors that this rank holds, by purpose.
 
-        "outer" is the outer copy, including buffers, with the state of its optimizer.
+        "outer" stands for the outer copy of parameters and buffers, equal on all ranks, and its optimizer's state.
         """
         of_fragments = sum(fragment.nbytes for fragment in self._fragments)
         return super().nbytes | {"outer": of_fragments + memory_nbytes(self._outer_buffers)}
@@ -367,7 +367,10 @@ class LocalSteps(CompressedCommunicator):
 
     @torch.no_grad()
     def _exchange(self, exchange: FragmentExchange, step: Step) -> StepReport:
-        """Replace the difference with the mean of what ranks sent, and make the buffers equal on all ranks."""
+        """Replace this rank's difference with the mean of what ranks sent, and make the buffers equal on all ranks.
+
+        A difference is the outer copy minus a rank's own parameters.
+        """
         started = time.perf_counter()
         if self.options.decay < 1:
             fragment = self._fragments[exchange.number % len(self._fragments)]
@@ -391,8 +394,8 @@ class LocalSteps(CompressedCommunicator):
 
     def _share_buffers_(self, buffers: Sequence[torch.Tensor]) -> None:
         """Replace floating-point buffers with their means over ranks, and all other buffers with those of rank 0."""
-        # Training continues with these buffers, so variances become plain means, unlike in an evaluation of all ranks'
-        # models.
+        # Running variances become plain means, too, because training continues with them. An evaluation of the mean of
+        # all ranks' models combines variances in another way.
         if self.transport.world_size == 1:
             return
         floats = [buffer for buffer in buffers if buffer.is_floating_point()]

@@ -117,7 +117,7 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
             collective: an instance, or a spec such as "ring".
             group: process group of the ranks; None for the default group, or for one rank if there is no group.
             timeout_s: longest wait for any one message, in seconds.
-            table: returns refusals of components with which the optimizer does not work.
+            table: returns the reasons why components do not work with the optimizer, as refusals.
 
         Raises:
             OptionError: a spec names an unknown component, or components do not work together.
@@ -147,7 +147,7 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
         return self._opened
 
     def _start_step(self, communicator: CompressedCommunicator) -> bool:
-        """Begin a step, and return True if all ranks can make this step."""
+        """Begin a step; return False if all ranks must skip the step, because a rank's gradient is not finite."""
         guard = communicator.guard
         communicator.start_step(communicator.step_of(guard.index, None, seed=0))
         guard.index += 1
@@ -190,7 +190,7 @@ class FlatOptimizer(BoundOptimizer):
         model: the network, the same on all ranks, or its parameters. A parameter without a gradient counts as if its
             gradient were zero, because all ranks must exchange the same tensors.
         lr: the learning rate.
-        table: returns refusals of components with which the optimizer does not work.
+        table: returns the reasons why components do not work with the optimizer, as refusals.
         collective: sums what ranks send; a spec or an instance.
         group: process group of the ranks; None for the default group.
         timeout_s: longest wait for any one message, in seconds.

@@ -131,8 +131,8 @@ class DeMoOptions(Options, name="demo"):
     default_collectives: ClassVar[tuple[str, ...]] = ("allgather",)
 
     beta: Annotated[float, Ge(0), Le(1), Doc("share of the momentum that a step keeps")] = 0.999
-    k: Annotated[Count, Doc("frequencies that a rank sends of every chunk")] = 32
-    chunk: Annotated[int, Ge(1), Le(128), Doc("longest side of a chunk; sides divide those of the parameter")] = 64
+    k: Annotated[Count, Doc("number of frequencies that a rank sends of each chunk")] = 32
+    chunk: Annotated[int, Ge(1), Le(128), Doc("longest side of a chunk; sides divide the parameter's sides")] = 64
     transform: Annotated[
         Literal["dct", "none"], Doc("what is selected: frequencies of the chunks, or the elements themselves (faster)")
     ] = "dct"
@@ -143,7 +143,7 @@ class DeMoOptions(Options, name="demo"):
     weight_decay: Annotated[PositiveOrZero, Doc("share of the weight removed per step, times lr")] = 0.0
 
     def refusals(self, compressor: Compressor, collective: Collective) -> list[Refusal]:
-        """Return refusals of components that these options do not work with."""
+        """Return the reasons why components do not work with these options, as refusals."""
         return [
             compressor_refusal(self.component_name, compressor),
             Refusal(

@@ -127,7 +127,7 @@ class OneBitMean(RecodingSum):
 def root_of(V: torch.Tensor, eps: float) -> Root:
     """Return (sqrt(V) + eps, but infinity where V is zero; a mask of these elements, or None if there are none).
 
-    Otherwise, signs would move elements whose second moment is zero by lr / eps.
+    Without infinity, the signs that ranks send would move an element whose second moment is zero by lr / eps.
 
     Args:
         V: the second moment, fp32 [elements of all parameters].
@@ -210,7 +210,7 @@ class OneBitOptions(Options):
     ] = "l1"
 
     def refusals(self, compressor: Compressor, collective: Collective) -> list[Refusal]:
-        """Return refusals of components that these options do not work with."""
+        """Return the reasons why components do not work with these options, as refusals."""
         return [
             compressor_refusal(self.component_name, compressor),
             dense_refusal(f"{self.component_name} averages whole gradients at first", collective),

@@ -159,7 +159,7 @@ class GradwireLocalHandler(_Handler):
 
     Raises:
         ValueError: the accelerator has one process, shards the model or uses fp16; the model or an optimizer is
-            prepared already; what `attach_local` refuses.
+            prepared already; or `attach_local` refuses the model or an option.
     """
 
     def __init__(

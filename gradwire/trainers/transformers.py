@@ -109,7 +109,7 @@ class GradwireCallback(_RankCallback):
         attach_options: further keyword arguments of `attach`.
 
     Attributes:
-        hook: the hook of the last training, which is closed when `train` returns; None before.
+        hook: the hook of the last training, which is closed when `train` returns; None before any training.
 
     Raises:
         ValueError: the trainer does not use DDP, or uses fp16. `train` raises ValueError for what `attach` refuses, for
@@ -165,7 +165,7 @@ class GradwireLocalCallback(_RankCallback):
         attach_options: further keyword arguments of `attach_local`.
 
     Attributes:
-        hook: the hook of the last training, which is closed when `train` returns; None before.
+        hook: the hook of the last training, which is closed when `train` returns; None before any training.
 
     Raises:
         ValueError: the trainer has one process, shards the model or uses fp16. `train` raises ValueError for what
