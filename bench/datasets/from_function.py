@@ -76,7 +76,7 @@ class FunctionDataset(functions.FunctionOptions, Dataset):
         return f"loaded by {self.function.path}"
 
     def _loaded(self, seed: int | None = None) -> Loaded:
-        """Return the data for a seed; None: for any seed, if only the classes and the input shape are needed."""
+        """Return the data for a seed; None: for any seed, because only the classes and the input shape are needed."""
         key = (type(self), tuple(self.option_texts().items()))
         kept = _kept.get(key)
         if seed is None:

@@ -170,7 +170,7 @@ class LocalTraining(BoundStrategy):
 
     @override
     def synchronize(self) -> None:
-        """Let the model hold the outer copy, which is equal on all ranks, until the next step."""
+        """Set the model to the outer copy, which is equal on all ranks, until the next step."""
         self._local.show_outer()
 
     @override
