@@ -27,8 +27,8 @@ class FunctionDataset(functions.FunctionOptions, Dataset):
     """Calls a user's function that returns (training set, test set).
 
     Each set is a map-style torch `Dataset` of (input, label), or a pair of tensors or arrays (inputs, labels). Inputs
-    have any shape; labels count from 0. Inputs of a `Dataset` are read when a batch needs them; its labels are read
-    before.
+    have any shape; labels count from 0. Inputs of a `Dataset` are read when a batch needs them; labels are read before
+    training.
     """
 
     keeps_samples: ClassVar[bool] = True  # so that the function is called once

@@ -100,7 +100,7 @@ class Local(LocalOptions, Strategy):
             return []
         advice = f"make --steps a multiple of {self.interval}{f' plus {first}' if first else ''}"
         if not config.steps:
-            advice = f"change --epochs, or use steps that divide {steps - first}"
+            advice = f"change --epochs, or set steps to a number that divides {steps - first}"
         return [
             f"the last evaluation sees the parameters of step {steps - left} of {steps}, because no exchange follows; "
             f"{advice}"

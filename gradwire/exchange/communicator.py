@@ -134,7 +134,7 @@ class CompressedCommunicator:
         Every rank must call this method.
 
         Args:
-            tensors: tensors of any shape, the same on all ranks; they travel as one message in their common dtype.
+            tensors: tensors whose shapes are equal on all ranks; they travel as one message in their common dtype.
             op: how to combine the ranks' elements.
             layers: for each tensor, the layer under which its bytes are reported; None for `self.layers`.
 
@@ -334,7 +334,7 @@ def own_transport(device: torch.device, timeout_s: float, group: dist.ProcessGro
     Args:
         device: the device of the tensors.
         timeout_s: longest wait for any one message, in seconds.
-        group: the new group has the ranks and the backend of this process group; None: of the default group, which has
+        group: process group from which the new group takes its ranks and backend; None: the default group, which has
             all ranks.
     """
     shared = group if group is not None else cast(dist.ProcessGroup, dist.group.WORLD)

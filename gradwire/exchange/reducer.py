@@ -35,7 +35,7 @@ from gradwire.exchange.report import Bucket, EncodedLayer
 
 # (this rank's message, ids of the layers inside) -> the sum over ranks
 SumPayloads = Callable[[Payload, Key], Payload]
-# the same, but this function returns while the messages are still being sent
+# like `SumPayloads`, but this function returns while the messages are still being sent
 StartSum = Callable[[Payload, Key], PendingSum]
 
 

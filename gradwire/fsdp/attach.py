@@ -115,7 +115,7 @@ _ATTACHED: weakref.WeakSet[FSDPModule] = weakref.WeakSet()  # modules in fully_s
 class FsdpHook(CompressedCommunicator):
     """Base of the hooks that exchange compressed gradients of a model in FSDP2, one unit at a time inside `backward`.
 
-    These exchanges compute new state, such as residuals. `step_ok` makes it the current state on all ranks, or on none.
+    These exchanges compute new state, such as residuals. `step_ok` makes this state current, on all ranks or on none.
 
     Args:
         model: the model.

@@ -79,16 +79,19 @@ class LocalOptions(Options, name="local"):
         Doc("divide the sum by the number of ranks, or each element by the number of ranks that sent it"),
     ] = "ranks"
     clip: Annotated[
-        Literal["none", "median"], Doc("median: scale a rank's message of a layer down to the median norm over ranks")
+        Literal["none", "median"],
+        Doc("median: scale longer messages of a layer down to the median of the ranks' norms for this layer"),
     ] = "none"
-    decay: Annotated[float, Ge(0), Le(1), Doc("share of the residual that is added to the next difference")] = 1.0
+    decay: Annotated[
+        float, Ge(0), Le(1), Doc("share of the residual (what was not sent) that a rank adds to its next difference")
+    ] = 1.0
     preset: Annotated[
         Preset, Doc("change the defaults of the other options to those of DiLoCo, its relatives, or post-local SGD")
     ] = "none"
 
     @property
     def interval(self) -> int:
-        """Return the number of steps between two exchanges, of any fragments; 1 with steps=auto."""
+        """Return the number of steps from one exchange, of any part of the model, to the next; 1 with steps=auto."""
         return 1 if self.steps == "auto" else self.steps // self.fragments
 
     @override

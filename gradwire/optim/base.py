@@ -281,7 +281,7 @@ def add_flat_(tensors: Sequence[torch.Tensor], update: torch.Tensor, factor: flo
 
 
 def compressor_refusal(name: str, compressor: Compressor) -> Refusal:
-    """Return the refusal of a compressor for an optimizer that encodes its messages itself."""
+    """Return a refusal of every compressor but `none`, for an optimizer that encodes its messages itself."""
     return Refusal(
         not isinstance(compressor, NoCompression),
         f"{name} encodes what it sends itself, so {compressor.component_name} would have nothing to compress",

@@ -34,7 +34,7 @@ Scale = Literal["l1", "l2"]
 Root = tuple[torch.Tensor, torch.Tensor | None]
 # Replaces a vector over all parameters with its mean over ranks, in place, uncompressed.
 Mean = Callable[[torch.Tensor], None]
-# The same, but sends one bit per element; frozen elements count as zero.
+# Like `Mean`, but sends one bit per element; frozen elements, where the mask (second argument) is True, count as zero.
 BitsMean = Callable[[torch.Tensor, torch.Tensor | None], None]
 
 

@@ -25,10 +25,10 @@ FP16_REFUSED = (
 
 
 class RankHook:
-    """The hook of one rank and, with local steps, its optimizers.
+    """The hook of one rank and, with local steps, the optimizers of the same rank.
 
     Args:
-        hook: the hook.
+        hook: the object that `attach` or `attach_local` returned.
         optimizers: the optimizers whose state differs between ranks.
 
     Attributes:
