@@ -87,7 +87,7 @@ class Optimizer(Options):
         """Check that this optimizer can train a network with these trainable parameters.
 
         Raises:
-            Incompatible: this optimizer cannot; the message names what would work.
+            Incompatible: this optimizer cannot train it; the message names what would work.
         """
 
     def hand_over_momentum(self) -> tuple[Optimizer, float, bool]:

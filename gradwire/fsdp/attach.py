@@ -304,8 +304,8 @@ class ShardHook(FsdpHook):
     def set_requires_all_reduce(self, requires_all_reduce: bool) -> None:
         """Set whether the next `backward` exchanges gradients between replicas, like FSDP2's own method in native HSDP.
 
-        With False, gradients are still reduced among the shards. The hook adds them up, and every `.grad` is 0. The
-        next `backward` with True exchanges the sum; call `step_ok` only after that `backward`.
+        With False, gradients are still reduced among the shards. The hook adds these gradients up, and every `.grad` is
+        0. The next `backward` with True exchanges the sum; call `step_ok` only after that `backward`.
 
         FSDP2's own `set_requires_gradient_sync(False)` sends nothing at all, and keeps whole gradients on every rank.
         """

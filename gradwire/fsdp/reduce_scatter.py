@@ -67,7 +67,7 @@ def attach_reduce_scatter(
             missing, or given but not used.
         OptionError: a spec names an unknown component, or has a wrong option.
     """
-    # Only for checks of the compressor: here, as with allgather, every rank decodes the payloads of all ranks.
+    # Only used to check the compressor. Allgather fits, because here, too, every rank decodes payloads of all ranks.
     collective = Allgather()
     compressor, _ = build_components(compressor, collective)
     if isinstance(compressor, MultiRound) or compressor.traits.needs_all_ranks:
@@ -169,7 +169,7 @@ def _of_rank(layer: Layer, rank: int, num_ids: int) -> Layer:
 
 
 def _all_to_all(messages: Sequence[Payload], transport: Transport) -> list[Payload]:
-    """Send message j to rank j; return the messages from all ranks to this rank, in rank order. All have one size."""
+    """Send message j to rank j; return the messages from all ranks to this rank, in rank order; all have equal size."""
     to = [(transport.rank + distance) % transport.world_size for distance in range(1, transport.world_size)]
     sources = to[::-1]
     bound = bound_nbytes(messages[0].numel, len(leaves(messages[0])))

@@ -1,7 +1,8 @@
-"""Fragments: the parts of a model that are exchanged in turn, and the outer copy of their parameters.
+"""Fragments: the parts of a model that are exchanged in turn, and their outer copy, which is equal on all ranks.
 
 Source: Douillard et al. 2023 (DiLoCo, arXiv:2311.08105) for the outer step; Douillard et al. 2025 (Streaming DiLoCo,
-arXiv:2501.18512) for fragments that are dealt round robin, and for the mix of outer and inner parameters.
+arXiv:2501.18512) for dealing blocks to fragments round robin, and for mixing the outer copy with each rank's own
+(inner) parameters.
 """
 
 import copy

@@ -295,7 +295,7 @@ class OneBitOptimizer(FlatOptimizer):
         return self.memory["residual"].nbytes + self._bits.nbytes
 
     def forget_residuals(self) -> None:
-        """Set to zero what both stages have not sent yet."""
+        """Set the residuals of both stages (what was not sent yet) to zero."""
         self.memory["residual"] = self.zeros()
         self._bits = OneBitMean(self.transport, self.numels, self._options.scale)
 

@@ -66,8 +66,8 @@ class _Handler(abc.ABC):
 class GradwireHandler(_Handler):
     """Sends the gradients of the model that `accelerator.prepare` wraps through a compressor and a collective.
 
-    It takes the place of `accelerator.ddp_handler` and keeps that handler's options of DDP. A step in which a rank's
-    gradient is not finite is skipped on all ranks. `accelerator.save_state` also writes each rank's state, as
+    This handler takes the place of `accelerator.ddp_handler` and keeps that handler's options of DDP. A step in which a
+    rank's gradient is not finite is skipped on all ranks. `accelerator.save_state` also writes each rank's state, as
     `gradwire-RANK.safetensors`, and `load_state` loads it. An earlier handler of the accelerator is closed.
 
     Args:
@@ -118,7 +118,7 @@ class GradwireHandler(_Handler):
 
     @property
     def hook(self) -> CompressionHook:
-        """Return the hook of the prepared model, for example to call `set_epoch`; an error if no model is prepared."""
+        """Return the prepared model's hook, for example to call `set_epoch`; RuntimeError if no model is prepared."""
         return cast(CompressionHook, self.state.hook)
 
     def to_kwargs(self) -> dict[str, Any]:
