@@ -51,7 +51,7 @@ class Local(LocalOptions, Strategy):
     times that steps and exchanges took. The mean is weighted by these numbers. A step of the run then means
     `world_size` steps of single ranks, whichever ranks make them.
 
-    Bytes: every `steps` steps, one message of the whole model, and its buffers in fp32, which count as state.
+    Bytes: every `steps` steps, one message of the whole model, and the model's buffers in fp32, which count as state.
     """
 
     @override

@@ -39,8 +39,8 @@ class Rule:
         max_of: the variance whose square root divides each step: the largest so far ("running"), the larger of the last
             two ("previous"), or the last one (None).
         max_over_corrected: True to compare variances after their bias correction; False to compare them before.
-        keeps_exchanged: the next step compares its variance with the maximum that `exchange` has combined over ranks,
-            instead of with this rank's own maximum.
+        keeps_exchanged: True if the next step compares its variance with the maximum that `exchange` has combined over
+            ranks; False if with this rank's own maximum.
     """
 
     beta1: float

@@ -122,9 +122,10 @@ class DeMoOptions(Options, name="demo"):
     from its momentum. All ranks average the frequencies, transform the means back, and step by the learning rate along
     their sign. The mean of a frequency is taken over the ranks that sent it.
 
-    Bytes: (n-1) times the bundle of one GroupSparse payload per layer: 24 + z v + min(ceil(z b / 8), ceil(m / 8)) for
-    m elements in chunks of s, with z = k m / s values of v bytes and b = ceil(log2 s). For chunks of 64 x 64 and k = 32
-    that is 93 times less than fp32, and 146 times less with value_dtype=bf16; the published code sends 42.7 times less.
+    Bytes: (n-1) times a message with one GroupSparse payload per layer; such a payload takes
+    24 + z v + min(ceil(z b / 8), ceil(m / 8)) bytes for m elements in chunks of s, with z = k m / s values of v bytes
+    and b = ceil(log2 s). For chunks of 64 x 64 and k = 32 that is 93 times less than fp32, and 146 times less with
+    value_dtype=bf16; the published code sends 42.7 times less.
     """
 
     default_lr: ClassVar[float] = 0.001  # 0.0004 in the repository, for 300 million parameters

@@ -232,11 +232,11 @@ class OneBitAdamOptions(OneBitOptions, name="onebit_adam"):
     ranks average the momentum in two stages: each rank sends the signs of every part to the rank that owns this part,
     and owners send the signs of the mean to all ranks. Both stages use one scale per layer, and error feedback.
 
-    Bytes: in the warm-up, as for messages of 4 m bytes, for m elements. After that, a rank sends to each of the n-1
-    other ranks first the bundle of the receiver's part, then the bundle of its own part; a bundle has 28 + ceil(m' / 8)
-    bytes for each layer, or piece of a layer, of m' elements. In all that is 2 (n-1)/n m/8 bytes and headers, 32 times
-    less than a dense ring. If w is the share of warm-up steps, a whole run sends 1 / (w + (1 - w) / 32) times less; for
-    15 %, 5.5 times.
+    Bytes: in the warm-up, as for messages of 4 m bytes, for m elements. After that, a rank sends two messages to each
+    of the n-1 other ranks: first the signs of the receiver's part, then the signs of the mean of its own part. A
+    message has 28 + ceil(m' / 8) bytes for each layer, or piece of a layer, of m' elements. In all that is 2 (n-1)/n
+    m/8 bytes and headers, 32 times less than a dense ring. If w is the share of warm-up steps, a whole run sends
+    1 / (w + (1 - w) / 32) times less: 5.5 times for w = 15 %.
     """
 
     warmup_steps: Annotated[Count, Doc("number of first steps, with whole gradients; usual: 15 to 25 % of a run")] = 100
