@@ -19,7 +19,7 @@ def build_components(
     with the compressor's options.
 
     Raises:
-        OptionError: a spec names no component, or has a wrong option.
+        OptionError: a spec names an unknown component, or has a wrong option.
     """
     if isinstance(compressor, str):
         compressor = build("compressors", Compressor, compressor)

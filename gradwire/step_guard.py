@@ -235,7 +235,7 @@ def changed_parameter(
         since: the event since which parameters must not have changed, such as "the model was wrapped".
         advice: what the user should do.
         ignored: names of the parameters that are not exchanged on purpose.
-        may_freeze: True if parameters may have been frozen since then.
+        may_freeze: True to return no message about frozen parameters.
     """
     for name, parameter in model.named_parameters():
         before, now = was.get(id(parameter)), kind_of(parameter)

@@ -130,7 +130,7 @@ class Samples:
         return dataclasses.replace(self, inputs=inputs, targets=self.targets.to(device))
 
     def keep(self, indices: torch.Tensor) -> Samples:
-        """Keep only some samples in memory; return them as samples with the same length and indices as before.
+        """Return samples with the same length and indices as these, of which only some are kept in memory.
 
         Args:
             indices: int64 [n], ascending: the samples to keep; they are copied, unless all samples are kept.
@@ -207,7 +207,7 @@ class KeptSamples(Samples):
 
     @override
     def _order(self) -> torch.Tensor:
-        raise RuntimeError("only some of these samples are in memory; choose before keep")
+        raise RuntimeError("only some of these samples are in memory; call subset or split before keep")
 
 
 @dataclasses.dataclass(kw_only=True)

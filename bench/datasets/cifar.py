@@ -238,7 +238,7 @@ class Cifar10(CifarArchive, name="cifar10"):
 class Cifar100(CifarArchive, name="cifar100"):
     """CIFAR-100: 60 000 photographs of 32x32 pixels in 100 classes, downloaded by `bench data prepare cifar100`.
 
-    Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009), section 3; the fine labels.
+    Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009), section 3; with the fine labels.
 
     Loads CIFAR-100: 50 000 training and 10 000 test images, normalised by statistics of the training part.
     """

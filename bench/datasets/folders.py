@@ -111,5 +111,5 @@ def _identity(facts: os.stat_result) -> tuple[int, int]:
 
 
 def _is_result(path: Path) -> bool:
-    """Return True for the folder of a run, and for files that other commands write, under their usual names."""
+    """Return True if a path is the folder of a run, or has the usual name of a file that a `bench` command writes."""
     return bool(RunFolder(path).digest) or any(path.match(name) for name in _RESULTS)

@@ -27,8 +27,8 @@ class FunctionDataset(functions.FunctionOptions, Dataset):
     """Calls a user's function that returns (training set, test set).
 
     Each set is a map-style torch `Dataset` of (input, label), or a pair of tensors or arrays (inputs, labels). Inputs
-    have any shape; labels count from 0. Inputs of a `Dataset` are read when a batch needs them; its labels are read
-    before.
+    have any shape; labels count from 0. Inputs of a `Dataset` are read when a batch needs them; labels are read before
+    training.
     """
 
     keeps_samples: ClassVar[bool] = True  # so that the function is called once
@@ -76,7 +76,7 @@ class FunctionDataset(functions.FunctionOptions, Dataset):
         return f"loaded by {self.function.path}"
 
     def _loaded(self, seed: int | None = None) -> Loaded:
-        """Return the data for a seed; None: for any seed, if only the classes and the input shape are needed."""
+        """Return the data for a seed; None: for any seed, because only the classes and the input shape are needed."""
         key = (type(self), tuple(self.option_texts().items()))
         kept = _kept.get(key)
         if seed is None:

@@ -177,7 +177,7 @@ class _Part:
         """Find the images below `folder`, which contains one folder per class.
 
         Raises:
-            DatasetError: there is no folder of a class, or one has no image; the message is one sentence.
+            DatasetError: there is no class folder, or a class folder has no image; the message is one sentence.
             OSError: a folder cannot be read.
         """
         inside = sorted(folder.iterdir())

@@ -148,8 +148,8 @@ def try_forward(network: nn.Module, name: str, inputs: torch.Tensor) -> object:
         raise Incompatible(f"{name} cannot take inputs of {shape} ({reason})") from None
     if late := set(network.state_dict()) - built:
         raise UsageError(
-            f"{name} makes {', '.join(sorted(late))} in its first forward pass, when the optimizer has its parameters "
-            "already; make it while the network is built, for example as a lazy module of torch"
+            f"{name} makes {', '.join(sorted(late))} in its first forward pass, after the optimizer has got the "
+            "network's parameters; make it while the network is built, for example as a lazy module of torch"
         )
     return outputs
 

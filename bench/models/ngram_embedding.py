@@ -28,7 +28,8 @@ class NgramEmbedding(TextModel):
 
     order: Annotated[int, Ge(1), Le(7), Doc("length of the longest n-gram, in bytes")] = 4
     rows: Annotated[
-        Count, Doc("most rows of each table; n-grams share rows by a hash if a table has fewer rows than n-grams")
+        Count,
+        Doc("largest number of rows of a table; n-grams share rows by a hash if there are more n-grams than rows"),
     ] = 65_536
     width: Annotated[Count, Doc("numbers in a row")] = 32
     hidden: Annotated[Count, Doc("units of the hidden layer")] = 256

@@ -87,7 +87,7 @@ class Optimizer(Options):
         """Check that this optimizer can train a network with these trainable parameters.
 
         Raises:
-            Incompatible: this optimizer cannot; the message names what would work.
+            Incompatible: this optimizer cannot train it; the message names what would work.
         """
 
     def hand_over_momentum(self) -> tuple[Optimizer, float, bool]:
@@ -107,7 +107,9 @@ class Optimizer(Options):
     def bind(
         self, model: nn.Module, lr: float, communicator: CompressedCommunicator | None = None
     ) -> torch.optim.Optimizer:
-        """Build the torch optimizer for a model's parameters, by default a `built`; every rank must call this method.
+        """Build the torch optimizer for a model's parameters, by default an instance of `built`.
+
+        Every rank must call this method.
 
         Args:
             model: the network, not wrapped in DDP. Unless the optimizer `needs_network`, this may be a module with only

@@ -164,8 +164,8 @@ class UseKfac(KfacOptions, Optimizer, name="kfac"):
         return [
             Refusal(
                 summing is not None and summing.recodes and not summing.decodes,
-                f"{self.component_name}: collective={self.collective} encodes sums of codes again, and factors are not "
-                "codes",
+                f"{self.component_name}: collective={self.collective} encodes sums of quantised values again, and "
+                "factors are not quantised",
                 [{"optimizer.collective": summing and summing.component_name}],
             ),
             *self.summing_refusals(summing or collective),

@@ -161,6 +161,6 @@ class Rmsprop(TorchOptimizer, name="rmsprop"):
 
     alpha: Annotated[float, Ge(0), Lt(1), Doc("decay rate of the mean of squared gradients")] = 0.99
     momentum: Annotated[float, Ge(0), Lt(1), Doc("share of the momentum buffer that a step keeps")] = 0.0
-    centered: Annotated[bool, Doc("divide by the deviation from the mean gradient instead of its size")] = False
+    centered: Annotated[bool, Doc("divide by gradients' deviation from their mean, not by their size")] = False
     eps: Annotated[Positive, Doc("added to the root before dividing by it")] = 1e-8
     weight_decay: Annotated[PositiveOrZero, Doc("L2 penalty, added to the gradient")] = 0.0

@@ -374,7 +374,7 @@ class BoundStrategy(abc.ABC):
         dist.barrier()
 
     def columns(self) -> dict[str, Any]:
-        """Return the values, by name, of `metrics.csv` columns that only this strategy has; rank 0's values count."""
+        """Return the values, by name, of `metrics.csv` columns that only this strategy has; rank 0's are written."""
         return {}
 
     def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:

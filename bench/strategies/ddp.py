@@ -279,11 +279,11 @@ class Replicas(BoundStrategy):
 
     @override
     def synchronize(self) -> None:
-        """Do nothing, because replicas are equal after every step."""
+        """Do nothing, because all copies of the network are equal after every step."""
 
 
 class SharedGradients(Replicas):
-    """Replicas whose gradients DDP exchanges in every backward, with this project's hook, PyTorch's hook or no hook.
+    """Copies of the network whose gradients DDP exchanges in every backward: with this project's, PyTorch's or no hook.
 
     Args:
         setup: the run's components and this rank's model.
@@ -358,7 +358,7 @@ class SharedGradients(Replicas):
 
 
 class OwnGradients(Replicas):
-    """Replicas that each keep their own gradients, because the optimizer exchanges other data.
+    """Copies of the network that each keep their own gradients, because the optimizer exchanges other data.
 
     About gradients, ranks only vote whether all are finite. With the sync trigger they also wait until all ranks have
     finished backward.

@@ -51,7 +51,7 @@ class Local(LocalOptions, Strategy):
     times that steps and exchanges took. The mean is weighted by these numbers. A step of the run then means
     `world_size` steps of single ranks, whichever ranks make them.
 
-    Bytes: every `steps` steps, one message of the whole model, and its buffers in fp32, which count as state.
+    Bytes: every `steps` steps, one message of the whole model, and the model's buffers in fp32, which count as state.
     """
 
     @override
@@ -100,7 +100,7 @@ class Local(LocalOptions, Strategy):
             return []
         advice = f"make --steps a multiple of {self.interval}{f' plus {first}' if first else ''}"
         if not config.steps:
-            advice = f"change --epochs, or use steps that divide {steps - first}"
+            advice = f"change --epochs, or set steps to a number that divides {steps - first}"
         return [
             f"the last evaluation sees the parameters of step {steps - left} of {steps}, because no exchange follows; "
             f"{advice}"
@@ -170,7 +170,7 @@ class LocalTraining(BoundStrategy):
 
     @override
     def synchronize(self) -> None:
-        """Let the model hold the outer copy, which is equal on all ranks, until the next step."""
+        """Set the model to the outer copy, which is equal on all ranks, until the next step."""
         self._local.show_outer()
 
     @override

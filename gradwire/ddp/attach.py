@@ -57,7 +57,7 @@ def attach(
         ddp: the wrapped model, compiled or not, without a communication hook. With `gradient_as_bucket_view=True`
             gradients on CPUs are read where `backward` leaves them, instead of being copied first.
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
-        collective: an instance, or a spec such as "ring"; sums the payloads. None: the compressor's first default.
+        collective: an instance, or a spec such as "ring"; sums the payloads. None: the compressor's default.
         seed: seed of the compressor's own random numbers, the same on every rank.
         momentum: coefficient in [0, 1), for compressors that apply the momentum themselves
             (`momentum_correction=True`); set the optimizer's own momentum to 0 then.
@@ -79,7 +79,7 @@ def attach(
             hooks; the model is not in DDP (bare, FSDP), already has a hook, was changed after it was wrapped (frozen,
             converted), or trains complex parameters, or fp64 parameters that would be compressed; an embedding has
             sparse gradients.
-        OptionError: a spec names no component, or has a wrong option.
+        OptionError: a spec names an unknown component, or has a wrong option.
     """
     compressor, collective = build_components(compressor, collective)
     if isinstance(compressor, TorchHook):
@@ -139,8 +139,8 @@ def _engine(model: nn.Module) -> DistributedDataParallel:
     """Return the DDP model inside a compiled model, or the DDP model that was given.
 
     Raises:
-        ValueError: there is no DDP model, its options do not give buckets to a communication hook, or an embedding has
-            sparse gradients.
+        ValueError: there is no DDP model, DDP has an option with which a communication hook gets no buckets, or an
+            embedding has sparse gradients.
     """
     ddp = getattr(model, "_orig_mod", model)
     if not isinstance(ddp, DistributedDataParallel):

@@ -34,13 +34,15 @@ def reduced_kinds(ddp: DistributedDataParallel) -> dict[int, Kind]:
 def change_since_wrapping(
     ddp: DistributedDataParallel, was: Mapping[int, Kind], *, may_freeze: bool = False
 ) -> str | None:
-    """Return a message about a parameter that was changed after wrapping, so that DDP misses its gradient; else None.
+    """Return a message about a parameter whose gradient DDP misses, because it was changed after the wrapping in DDP.
+
+    Return None if there is no such parameter.
 
     Args:
         ddp: the model.
         was: the model's `reduced_kinds` from before any change; call that function early, because DDP makes its buckets
             again after the first step.
-        may_freeze: True if parameters may be frozen, because DDP has reduced zeros for them.
+        may_freeze: True to return no message about frozen parameters, because DDP has reduced zeros for them.
     """
     return changed_parameter(
         ddp.module,

@@ -102,7 +102,7 @@ class CompressedCommunicator:
         self.guard.set_epoch(epoch)
 
     def step_of(self, index: int, epoch: int | None, seed: int) -> Step:
-        """Return the `Step` of this rank with this index; with epoch None the compressor skips its warm-up epochs."""
+        """Return this rank's `Step` number `index`; if `epoch` is None, the compressor skips its warm-up epochs."""
         return Step(index=index, epoch=epoch, rank=self.transport.rank, world_size=self.transport.world_size, seed=seed)
 
     def start_step(self, step: Step) -> None:
@@ -134,7 +134,7 @@ class CompressedCommunicator:
         Every rank must call this method.
 
         Args:
-            tensors: tensors of any shape, the same on all ranks; they travel as one message in their common dtype.
+            tensors: tensors whose shapes are equal on all ranks; they travel as one message in their common dtype.
             op: how to combine the ranks' elements.
             layers: for each tensor, the layer under which its bytes are reported; None for `self.layers`.
 
@@ -178,7 +178,7 @@ class CompressedCommunicator:
         return bound
 
     def book(self, report: StepReport) -> None:
-        """Add a report to this step's report: that of an exchange which did not use this communicator's methods."""
+        """Add to this step's report the report of an exchange that did not use this communicator's methods."""
         self._report.add(report)
 
     @contextlib.contextmanager
@@ -201,7 +201,7 @@ class CompressedCommunicator:
         return lambda: any(finish())
 
     def difference_of_weights(self, optimizers: Iterable[torch.optim.Optimizer]) -> str:
-        """Compare the bits of the weights, and of all other parameters of these optimizers, between ranks.
+        """Compare the model's weights and all other parameters of these optimizers between ranks, bit for bit.
 
         Every rank must call this method. Return a message for the user if some differ, otherwise an empty string.
         """
@@ -334,7 +334,7 @@ def own_transport(device: torch.device, timeout_s: float, group: dist.ProcessGro
     Args:
         device: the device of the tensors.
         timeout_s: longest wait for any one message, in seconds.
-        group: the new group has the ranks and the backend of this process group; None: of the default group, which has
+        group: process group from which the new group takes its ranks and backend; None: the default group, which has
             all ranks.
     """
     shared = group if group is not None else cast(dist.ProcessGroup, dist.group.WORLD)
@@ -400,8 +400,8 @@ class CompressedSums:
 
         Args:
             total: fp32 [elements of all stretches].
-            stretches: the parts that make up `total`: whole layers, or any elements of what ranks encode into one
-                payload.
+            stretches: the consecutive parts of `total`: each is a whole layer, or a range of the elements that ranks
+                encode into one payload.
             hop: number of ranks that encoded these elements before.
         """
         # The encoded sum is not summed with others, so the world size is 1. The rank number is larger than that of any

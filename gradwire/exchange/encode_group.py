@@ -49,7 +49,10 @@ class EncodeGroup:
         return all(gradient.dtype == torch.float32 and gradient.is_contiguous() for gradient in self.gradients)
 
     def units(self) -> list[tuple[Layer, list[torch.Tensor]]]:
-        """Return what the compressor encodes separately: each layer and its update, or one flat layer and all."""
+        """Return (layer, its updates) for each part of the group that the compressor encodes separately.
+
+        These parts are the layers; if the compressor treats a bucket as one vector, the only part is one flat layer.
+        """
         if self.compressor.granularity == "bucket":
             return [(self.layer, self.updates)]
         return [(layer, [update]) for layer, update in zip(self.layers, self.updates, strict=True)]
@@ -100,7 +103,7 @@ def group_layers(
 
 @dataclasses.dataclass(eq=False)
 class LayerStore:
-    """Keeps one tensor per group of layers from step to step, for example a residual, and a proposal for the next.
+    """Keeps one tensor per group of layers from step to step, such as a residual, and prepares the next tensor.
 
     Two buffers per group alternate, so that a step allocates nothing.
     """
@@ -145,28 +148,28 @@ class LayerStore:
         return self._proposed[group.key]
 
     def commit(self) -> None:
-        """Replace the accepted tensors with the proposed ones, and keep the old tensors' memory for later proposals."""
+        """Make the tensors from `propose` the accepted (current) ones, and reuse the old tensors' memory later."""
         self._spare.update((key, self._accepted[key]) for key in self._proposed if key in self._accepted)
         self._accepted |= self._proposed
         self._proposed = {}
 
     def drop(self) -> None:
-        """Discard the tensors proposed since the last `commit` and reuse their memory; accepted tensors stay."""
+        """Discard the tensors from `propose` since the last `commit`, and reuse their memory; current tensors stay."""
         self._spare |= self._proposed
         self._proposed = {}
 
     @property
     def accepted_nbytes(self) -> int:
-        """Return the bytes of the accepted tensors."""
+        """Return the bytes of the accepted tensors: the current ones, as of the last `commit`."""
         return memory_nbytes(self._accepted.values())
 
     @property
     def proposed_nbytes(self) -> int:
-        """Return the bytes of the proposed tensors, and of the memory that is kept for later proposals."""
+        """Return the bytes of the tensors from `propose`, before `commit`, and of memory kept for later ones."""
         return memory_nbytes([*self._proposed.values(), *self._spare.values()])
 
     def by_layer(self) -> Tensors:
-        """Return a view of the accepted tensor of each layer, by layer id."""
+        """Return a view of the current tensor of each layer, as of the last `commit`, by layer id."""
         views: Tensors = {}
         for key, flat in self._accepted.items():
             views.update(zip(key, torch.split(flat, [self._sizes[layer_id] for layer_id in key]), strict=True))

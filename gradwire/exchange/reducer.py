@@ -35,7 +35,7 @@ from gradwire.exchange.report import Bucket, EncodedLayer
 
 # (this rank's message, ids of the layers inside) -> the sum over ranks
 SumPayloads = Callable[[Payload, Key], Payload]
-# the same, but this function returns while the messages are still being sent
+# like `SumPayloads`, but this function returns while the messages are still being sent
 StartSum = Callable[[Payload, Key], PendingSum]
 
 
@@ -61,7 +61,7 @@ Inputs = tuple[Sequence[torch.Tensor], torch.Tensor | None, torch.Tensor | None]
 
 
 def keep_in(residual: torch.Tensor) -> KeepLost:
-    """Return a function that adds rounding errors to a proposed residual, fp32 [numel]."""
+    """Return a function that adds rounding errors to the next step's residual, fp32 [numel]."""
 
     def keep(start: int, values: torch.Tensor, positions: torch.Tensor | None = None) -> None:
         if positions is None:
@@ -179,7 +179,10 @@ class Reducer(abc.ABC):
         return group_layers(self.compressor, bucket.layers, bucket.step, bucket.gradients, bucket.updates, apart=apart)
 
     def _inputs(self, group: EncodeGroup, step: Step) -> Inputs:
-        """Return what to encode: clipped gradients, with momentum if the compressor applies that, and the residual."""
+        """Return what `encode_bucket` gets: clipped gradients, the residual, and the memory for what is not sent.
+
+        If the compressor applies momentum, the gradients already contain momentum and residual.
+        """
         traits, layers, gradients = group.compressor.traits, group.layers, group.gradients
         if traits.clip_norm:
             limit = traits.clip_norm / math.sqrt(step.world_size)
@@ -256,8 +259,8 @@ class PerLayerReducer(Reducer):
     def _encode_screened(self, bucket: Bucket, transport: Transport) -> list[Encoded]:
         """Encode a bucket; if a value is not finite, call the bucket's `screen` before encoding.
 
-        If the compressor needs all ranks while it encodes, `screen` is called in any case, because ranks agree only
-        once.
+        If the compressor needs all ranks while it encodes, `screen` is called in any case, because a rank could not
+        encode a second time without the others.
         """
         if bucket.screen_ is None:
             return self._encode(bucket, transport)

@@ -25,7 +25,7 @@ class Bucket:
         step: the training step.
         screen_: replaces NaN and infinity in tensors, so that these values do not enter residuals; see `screen`. None:
             encode such values.
-        buffer: the memory of all updates; `screen_` is called with this tensor. None: with the updates.
+        buffer: the memory of all updates, with which `screen_` is called; None: `screen_` is called with the updates.
         encoded: filled by the reducer, one entry per layer.
         encode_s: filled by the reducer, seconds of encoding and decoding.
     """

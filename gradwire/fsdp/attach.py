@@ -58,7 +58,7 @@ def attach_fsdp(
     Args:
         model: a model to which `fully_shard` was applied with a mesh of shards only; compiled or not.
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
-        collective: an instance, or a spec such as "ring"; sums the payloads. None: the compressor's first default.
+        collective: an instance, or a spec such as "ring"; sums the payloads. None: the compressor's default.
         replicas: the ranks that hold the same shard as this rank, one of each replica.
         seed: seed of the compressor's own random numbers, the same on every rank.
         momentum: coefficient in [0, 1), for compressors that apply the momentum themselves; set the optimizer's own
@@ -72,7 +72,7 @@ def attach_fsdp(
         ValueError: the model is not in FSDP2, is sharded over a mesh of several dimensions (native HSDP), or has a
             trainable parameter that is not sharded; `replicas` does not fit the shards; the compressor does not fit the
             collective or FSDP2; momentum is missing, or given but not used.
-        OptionError: a spec names no component, or has a wrong option.
+        OptionError: a spec names an unknown component, or has a wrong option.
     """
     compressor, collective = build_components(compressor, collective)
     model = getattr(model, "_orig_mod", model)
@@ -115,7 +115,7 @@ _ATTACHED: weakref.WeakSet[FSDPModule] = weakref.WeakSet()  # modules in fully_s
 class FsdpHook(CompressedCommunicator):
     """Base of the hooks that exchange compressed gradients of a model in FSDP2, one unit at a time inside `backward`.
 
-    These exchanges compute new state, such as residuals. `step_ok` makes it the current state on all ranks, or on none.
+    These exchanges compute new state, such as residuals. `step_ok` makes this state current, on all ranks or on none.
 
     Args:
         model: the model.
@@ -228,7 +228,7 @@ class FsdpHook(CompressedCommunicator):
         self._exchanged.add(unit.name)
 
     def _check_call(self, unit: Unit, numel: int) -> None:
-        """Raise RuntimeError if a buffer of this unit with `numel` elements per shard is not expected now."""
+        """Raise RuntimeError if the hook is closed, or FSDP2 reduces a unit twice in a step or with another `numel`."""
         if self.guard.closed:
             raise RuntimeError("the hook of this model is closed; attach one again")
         if numel != unit.numel:
@@ -304,8 +304,8 @@ class ShardHook(FsdpHook):
     def set_requires_all_reduce(self, requires_all_reduce: bool) -> None:
         """Set whether the next `backward` exchanges gradients between replicas, like FSDP2's own method in native HSDP.
 
-        With False, gradients are still reduced among the shards. The hook adds them up, and every `.grad` is 0. The
-        next `backward` with True exchanges the sum; call `step_ok` only after that `backward`.
+        With False, gradients are still reduced among the shards. The hook adds these gradients up, and every `.grad` is
+        0. The next `backward` with True exchanges the sum; call `step_ok` only after that `backward`.
 
         FSDP2's own `set_requires_gradient_sync(False)` sends nothing at all, and keeps whole gradients on every rank.
         """

@@ -5,7 +5,7 @@ each row separately and sends row j to rank j (an all-to-all). Every rank decode
 receives.
 
 Bytes: a rank sends every row once, except its own row. A training step also gathers the parameters, uncompressed. If
-there are two gathers, in the gradients' dtype, compression can save at most a third of the step's bytes.
+FSDP2 gathers them twice per step, in the gradients' dtype, compression can save at most a third of the step's bytes.
 """
 
 import dataclasses
@@ -65,9 +65,9 @@ def attach_reduce_scatter(
         ValueError: the model is not in FSDP2, is sharded over a mesh of several dimensions (native HSDP), or has a
             trainable parameter that is not sharded; the compressor does not work in a reduce-scatter; momentum is
             missing, or given but not used.
-        OptionError: a spec names no component, or has a wrong option.
+        OptionError: a spec names an unknown component, or has a wrong option.
     """
-    # Only for checks of the compressor: here, as with allgather, every rank decodes the payloads of all ranks.
+    # Only used to check the compressor. Allgather fits, because here, too, every rank decodes payloads of all ranks.
     collective = Allgather()
     compressor, _ = build_components(compressor, collective)
     if isinstance(compressor, MultiRound) or compressor.traits.needs_all_ranks:
@@ -116,7 +116,7 @@ class ReduceScatterHook(FsdpHook):
             unit.module.set_custom_reduce_scatter(_CompressedReduceScatter(self, unit))  # type: ignore[arg-type]
 
     def reduce(self, unit: Unit, shard: torch.Tensor, gradients: torch.Tensor) -> None:
-        """Write the mean over ranks of this rank's row of a unit's gradients.
+        """Average over ranks the row of a unit's gradients that belongs to this rank, and write the mean to `shard`.
 
         Args:
             unit: the unit.
@@ -169,7 +169,7 @@ def _of_rank(layer: Layer, rank: int, num_ids: int) -> Layer:
 
 
 def _all_to_all(messages: Sequence[Payload], transport: Transport) -> list[Payload]:
-    """Send message j to rank j; return the messages from all ranks to this rank, in rank order. All have one size."""
+    """Send message j to rank j; return the messages from all ranks to this rank, in rank order; all have equal size."""
     to = [(transport.rank + distance) % transport.world_size for distance in range(1, transport.world_size)]
     sources = to[::-1]
     bound = bound_nbytes(messages[0].numel, len(leaves(messages[0])))

@@ -19,8 +19,8 @@ class Unit:
     """The parameters that FSDP2 gathers and reduces together: one module given to `fully_shard`, or a list of them.
 
     Attributes:
-        name: name of the (first) module.
-        module: this module.
+        name: name of the module, or of the first module of the list.
+        module: the module with this name.
         layers: the trainable parameters, in the order of FSDP2's buffer; the shape of a layer is that of one rank's
             piece of the parameter, with padding.
         numel: number of elements of the gradient shard.

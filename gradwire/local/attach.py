@@ -66,7 +66,7 @@ def attach_local(
         optimizer: the (inner) optimizer, or all optimizers, of the model; the training loop calls `step` of each once
             per training step. Optimizer state is not exchanged.
         compressor: an instance, or a spec such as "group_topk:ratio=0.01"; encodes the changes of parameters.
-        collective: an instance, or a spec such as "ring"; sums the payloads. None: the compressor's first default.
+        collective: an instance, or a spec such as "ring"; sums the payloads. None: the compressor's default.
         seed: seed of the compressor's own random numbers, the same on every rank.
         nonfinite: what this rank does about NaN or infinity in its gradients or in the change of its parameters: "skip"
             its update or its change, "raise" an error, or "zero" the elements.
@@ -84,7 +84,7 @@ def attach_local(
             itself exchanges data, belongs to another model, or only wraps another optimizer; `outer_optimizer` does not
             return an optimizer of all parameters that it is given, or is combined with outer_lr, outer_momentum or
             nesterov.
-        OptionError: an option is unknown or impossible, or a spec names no component.
+        OptionError: an option is unknown or impossible, or a spec names an unknown component.
     """
     compressor, collective = build_components(compressor, collective)
     chosen = LocalOptions.from_text(options)
@@ -101,7 +101,8 @@ def attach_local(
         ),
         (
             of_default[0] and outer_optimizer is not None,
-            f"{of_default[0]} is for the SGD that outer_optimizer replaces; leave out one of the two",
+            f"{of_default[0]} belongs to the default outer optimizer, which outer_optimizer replaces; leave out one "
+            "of the two",
         ),
     )
     optimizers = checked_optimizers(optimizer)
@@ -152,7 +153,7 @@ def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Non
 
 
 class LocalHook(LocalSteps):
-    """Counts the steps of a model's optimizers, and makes the exchanges that are due; `attach_local` creates it."""
+    """Counts the steps of a model's optimizers, and exchanges the model's changes when due; see `attach_local`."""
 
     @override
     def __init__(
@@ -181,14 +182,16 @@ class LocalHook(LocalSteps):
 
     @contextlib.contextmanager
     def outer(self) -> Iterator[None]:
-        """Let the model hold the outer copy, which is equal on all ranks, in a `with` block, to evaluate or save it.
+        """Set the model to the outer copy, which is equal on all ranks, inside a `with` block, to evaluate or save it.
 
         Raises:
             RuntimeError: the model or its optimizers have changed, a parameter was changed in the block, or the hook is
                 closed.
         """
         if self.guard.closed:
-            raise RuntimeError("local steps are closed, and the model has held the outer copy since; leave out outer()")
+            raise RuntimeError(
+                "local steps are closed, and the model has the same parameters on all ranks since; leave out outer()"
+            )
         if self._shows_outer:  # a surrounding `outer` block restores the weights
             yield
             return
@@ -224,7 +227,7 @@ class LocalHook(LocalSteps):
 
         Raises:
             ValueError: the state was saved with other options.
-            RuntimeError: the model holds the outer copy, inside `outer`.
+            RuntimeError: the call is inside an `outer` block.
         """
         now = self._options_now()
         if others := [f"{name}={value}" for name, value in state["options"].items() if now.get(name) != value]:
@@ -237,11 +240,11 @@ class LocalHook(LocalSteps):
 
     @override
     def close(self) -> None:
-        """Release the thread and the connections, and let the model hold the outer copy; every rank must call this.
+        """Release the thread and the connections, and set the model to the outer copy, which is equal on all ranks.
 
-        Later calls do nothing.
+        Every rank must call this method. Later calls do nothing.
 
-        If the weights were changed after the last counted step, this method warns that such changes are lost.
+        Changes that were made to the weights after the last optimizer step are lost, and this method warns about them.
 
         Raises:
             RuntimeError: a parameter has another shape than its outer copy; the model then stays as it is.
@@ -294,7 +297,7 @@ class LocalHook(LocalSteps):
         )
 
     def _changed_in_outer(self) -> str | None:
-        """Return the name of a parameter that differs from its outer copy; None if no parameter differs."""
+        """Return the name of a parameter that was changed inside an `outer` block; None if no parameter was changed."""
         if self._inner is None:  # nothing has been exchanged yet
             return None
         for fragment in self._fragments:
@@ -309,8 +312,8 @@ class LocalHook(LocalSteps):
         """Check that an optimizer that was not given to `attach_local` may make a step now.
 
         Raises:
-            RuntimeError: the optimizer updates parameters of an optimizer whose steps are counted, or updates the outer
-                copy.
+            RuntimeError: the optimizer updates parameters of an optimizer that was given to `attach_local`, or makes a
+                step inside an `outer` block.
         """
         if id(optimizer) in self._ids or self._is_updating:  # an optimizer may consist of other optimizers
             return
@@ -366,7 +369,7 @@ class LocalHook(LocalSteps):
 
 
 def _once(loss: Any) -> Callable[[], Any]:
-    """Return a closure for an optimizer's step that only returns `loss`, because its gradients were computed before."""
+    """Return a closure for an optimizer's step that only returns `loss`, because the gradients exist already."""
     left = [loss]
 
     def closure() -> Any:

@@ -51,7 +51,7 @@ class Members(abc.ABC):
         Args:
             local: this rank's local steps, which may get the state of the other ranks.
             while_waiting: called at least once a second while this rank waits for ranks that may be lost.
-            has_joined: called after the first exchange of this rank, if it may be lost.
+            has_joined: called after the first exchange of this rank, if this rank may be lost.
         """
 
     @abc.abstractmethod
@@ -59,7 +59,7 @@ class Members(abc.ABC):
         """Call `local.average_once_` until all ranks that take part have the mean."""
 
     def admit(self) -> None:  # noqa: B027 - optional
-        """Let ranks that wait to join take part from now on; called after an exchange."""
+        """Let ranks that wait to join take part from the next exchange on; called after every exchange."""
 
     def close(self) -> None:  # noqa: B027 - optional
         """Leave the run."""
@@ -86,7 +86,7 @@ class FixedMembers(Members):
 
 
 class LocalSteps(CompressedCommunicator):
-    """Keeps an outer copy of a model's parameters, and exchanges how far this rank's training moved away from it.
+    """Keeps an outer copy of a model's parameters, equal on all ranks, and exchanges how far ranks move from it.
 
     Call `start_step` before forward, `prepare_gradients_` after backward, `after_update` once the optimizer has updated
     the parameters, then `finish_step`. Between exchanges nothing is sent. All ranks must make the same number of steps;
@@ -127,7 +127,7 @@ class LocalSteps(CompressedCommunicator):
         self._under_way: FragmentExchange | None = None
         self._buffer_places = _buffer_places(model)
         self._outer_buffers = [buffer.clone() for buffer in self._buffers()]  # as of the last exchange
-        # This rank's parameters and buffers while the model holds the outer copy.
+        # This rank's parameters and buffers while the model's tensors contain the outer copy.
         self._inner: list[torch.Tensor] | None = None
         self._thread = None
         if options.delay:
@@ -226,7 +226,10 @@ class LocalSteps(CompressedCommunicator):
 
     @torch.no_grad()
     def show_outer(self) -> None:
-        """Let the model hold the outer copy and the last exchange's buffers, until `show_inner` or the next step."""
+        """Set the model to the outer copy and the last exchange's buffers, until `show_inner` or the next step.
+
+        The outer copy, like these buffers, is equal on all ranks.
+        """
         self._settle()
         if self._inner is None and self.guard.index > self.options.start_after:
             self._inner = [tensor.clone() for tensor in self._own()]
@@ -237,7 +240,7 @@ class LocalSteps(CompressedCommunicator):
 
     @torch.no_grad()
     def show_inner(self) -> None:
-        """Let the model hold this rank's own parameters and buffers again, bit for bit."""
+        """Set the model to this rank's own parameters and buffers again, bit for bit."""
         if self._inner is not None:
             for tensor, own in zip(self._own(), self._inner, strict=True):
                 tensor.copy_(own)
@@ -248,7 +251,7 @@ class LocalSteps(CompressedCommunicator):
     def nbytes(self) -> dict[str, int]:
         """Return the bytes of the tensors that this rank holds, by purpose.
 
-        "outer" is the outer copy, including buffers, with the state of its optimizer.
+        "outer" stands for the outer copy of parameters and buffers, equal on all ranks, and its optimizer's state.
         """
         of_fragments = sum(fragment.nbytes for fragment in self._fragments)
         return super().nbytes | {"outer": of_fragments + memory_nbytes(self._outer_buffers)}
@@ -285,7 +288,7 @@ class LocalSteps(CompressedCommunicator):
         self._members.close()
 
     def connect(self, collective: Collective, open_transport: Callable[[], Transport]) -> None:
-        """Close all connections, and from now on exchange through this collective and a new transport."""
+        """Close all connections; later exchanges use this collective and a new transport."""
         for bound in (self.collective, *self._others):
             bound.close()
         self._others.clear()
@@ -304,7 +307,7 @@ class LocalSteps(CompressedCommunicator):
 
     @torch.no_grad()
     def take_over(self, state: dict[str, Any], number: int) -> None:
-        """Continue from other ranks' `shared_state`, as it is right before exchange `number`."""
+        """Continue from the `shared_state` that other ranks have right before exchange `number`."""
         self._number, self.guard.index = number, number * self.options.interval
         for fragment, saved in zip(self._fragments, state["fragments"], strict=True):
             fragment.load_state_dict(saved)
@@ -322,7 +325,10 @@ class LocalSteps(CompressedCommunicator):
         return bucket
 
     def _begin(self) -> None:
-        """Compute the next fragment's difference, and exchange it; with a delay, in the background."""
+        """Compute how far the next fragment (part of the model) has moved, and start the exchange of this difference.
+
+        With a delay, the exchange runs in the background; otherwise it ends before this method returns.
+        """
         started = time.perf_counter()
         fragment = self._fragments[self._number % len(self._fragments)]
         mean = fragment.difference()
@@ -345,7 +351,7 @@ class LocalSteps(CompressedCommunicator):
         self._report.exposed_s = (self._report.exposed_s or 0.0) + time.perf_counter() - started
 
     def _end(self) -> None:
-        """Wait for the exchange, move the outer copy by its result, and let this rank adopt the copy."""
+        """Wait for the exchange, move the outer copy by the mean, and update this rank's parameters from the copy."""
         exchange, started = self._under_way, time.perf_counter()
         assert exchange is not None
         report = exchange.done.result()
@@ -361,7 +367,10 @@ class LocalSteps(CompressedCommunicator):
 
     @torch.no_grad()
     def _exchange(self, exchange: FragmentExchange, step: Step) -> StepReport:
-        """Replace the difference with the mean of what ranks sent, and make the buffers equal on all ranks."""
+        """Replace this rank's difference with the mean of what ranks sent, and make the buffers equal on all ranks.
+
+        A difference is the outer copy minus a rank's own parameters.
+        """
         started = time.perf_counter()
         if self.options.decay < 1:
             fragment = self._fragments[exchange.number % len(self._fragments)]
@@ -385,8 +394,8 @@ class LocalSteps(CompressedCommunicator):
 
     def _share_buffers_(self, buffers: Sequence[torch.Tensor]) -> None:
         """Replace floating-point buffers with their means over ranks, and all other buffers with those of rank 0."""
-        # Training continues with these buffers, so variances become plain means, unlike in an evaluation of all ranks'
-        # models.
+        # Running variances become plain means, too, because training continues with them. An evaluation of the mean of
+        # all ranks' models combines variances in another way.
         if self.transport.world_size == 1:
             return
         floats = [buffer for buffer in buffers if buffer.is_floating_point()]
@@ -418,7 +427,7 @@ class LocalSteps(CompressedCommunicator):
         return [*weights, *self._buffers()]
 
     def _settle(self) -> None:
-        """Wait until the thread has ended the current exchange; `_end` uses the result when it is due."""
+        """Wait until the thread has ended the current exchange; `_end` uses the result later, after `delay` steps."""
         if self._under_way is not None:
             self._under_way.done.result()
 

@@ -1,7 +1,8 @@
-"""Fragments: the parts of a model that are exchanged in turn, and the outer copy of their parameters.
+"""Fragments: the parts of a model that are exchanged in turn, and their outer copy, which is equal on all ranks.
 
 Source: Douillard et al. 2023 (DiLoCo, arXiv:2311.08105) for the outer step; Douillard et al. 2025 (Streaming DiLoCo,
-arXiv:2501.18512) for fragments that are dealt round robin, and for the mix of outer and inner parameters.
+arXiv:2501.18512) for dealing blocks to fragments round robin, and for mixing the outer copy with each rank's own
+(inner) parameters.
 """
 
 import copy
@@ -31,7 +32,8 @@ def units_of(model: nn.Module) -> list[list[Layer]]:
 
     A block is a direct child of the model, or of a `Sequential`, a `ModuleList` or a `ModuleDict` in it, such as an
     embedding, a block of a transformer or a head. A module that only wraps another module is not itself a block but is
-    divided into blocks. So is a module that contains such a list, unless it is an element of one.
+    divided into blocks. So is a module that contains such a list, unless the module is itself an element of such a
+    list.
     """
     layer_of = {id(layer.weight): layer for layer in layers_of(model)}
     units = []
@@ -59,7 +61,9 @@ def _is_list(module: nn.Module) -> bool:
 
 
 def dealt(model: nn.Module, count: int) -> list[list[Layer]]:
-    """Return the layers of each of `count` fragments: block b belongs to fragment b modulo `count`.
+    """Divide the model's blocks among `count` fragments, and return the layers of each fragment.
+
+    Block b belongs to fragment b modulo `count`.
 
     Raises:
         Incompatible: the model has fewer blocks than fragments.
@@ -126,11 +130,11 @@ class Fragment:
         return cast("Sequence[torch.Tensor]", flat.split(self._sizes))
 
     def begin(self) -> None:
-        """Set the outer copy to the inner parameters, which are equal on all ranks at this time."""
+        """Set the outer copy to this rank's own (inner) parameters, which are equal on all ranks at this time."""
         self.outer.copy_(self._inner())
 
     def difference(self) -> torch.Tensor:
-        """Return the outer copy minus the inner parameters, fp32 [elements], to be used like a gradient."""
+        """Return the outer copy minus this rank's own parameters, fp32 [elements], to be used like a gradient."""
         inner = self._inner()
         return torch.sub(self.outer, inner, out=inner)
 
@@ -147,7 +151,10 @@ class Fragment:
 
     @torch.no_grad()
     def adopt(self, alpha: float = 0.0) -> None:
-        """Set the inner parameters to alpha * inner + (1 - alpha) * outer, or to outer where inner is not finite."""
+        """Set this rank's own (inner) parameters to alpha * inner + (1 - alpha) * outer.
+
+        Where inner is not finite, the outer copy is used alone.
+        """
         for layer, flat in zip(self.layers, self.split(self.outer), strict=True):
             weight, outer = cast(torch.Tensor, layer.weight), flat.view(layer.shape)
             if alpha == 0:
@@ -163,7 +170,7 @@ class Fragment:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class FragmentExchange:
-    """The exchange of one fragment.
+    """The exchange of one fragment (a part of the model).
 
     Attributes:
         number: the number of exchanges, of any fragment, that were begun before this one.

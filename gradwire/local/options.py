@@ -37,14 +37,15 @@ class LocalOptions(Options, name="local"):
 
     Raises:
         OptionError: the number of fragments does not divide the steps, the delay is not shorter than steps / fragments,
-            nesterov is set without momentum, or steps=auto is combined with options that need equal steps.
+            nesterov is set without momentum, or steps=auto is combined with options for which all ranks must make the
+            same number of steps.
     """
 
     presets = PRESETS
 
     steps: Annotated[
         Count | Literal["auto"],
-        Doc("steps of each rank between two exchanges of a parameter; auto: as many as the rank makes in `seconds`"),
+        Doc("number of steps between two exchanges of a parameter; auto: as many as a rank can make in `seconds`"),
     ] = 30
     seconds: Annotated[
         float,
@@ -52,32 +53,45 @@ class LocalOptions(Options, name="local"):
         Le(86400),
         Doc("with steps=auto, the shortest time in seconds that ranks compute between two exchanges"),
     ] = 2.0
-    outer_lr: Annotated[float, Gt(0), Le(10), Doc("share of the mean difference by which the outer copy moves")] = 1.0
+    outer_lr: Annotated[
+        float,
+        Gt(0),
+        Le(10),
+        Doc("learning rate of the outer copy (parameters equal on all ranks), for the ranks' mean difference"),
+    ] = 1.0
     outer_momentum: Annotated[float, Ge(0), Lt(1), Doc("momentum of the outer copy")] = 0.0
     nesterov: Annotated[bool, Doc("apply Nesterov momentum to the outer copy")] = False
     start_after: Annotated[
-        CountOrZero, Doc("first steps, in which ranks average uncompressed gradients, as in ddp")
+        CountOrZero, Doc("number of first steps, in which ranks average uncompressed gradients, as in ddp")
     ] = 0
-    fragments: Annotated[Count, Doc("parts of the model that are exchanged in turn; they must divide steps")] = 1
-    delay: Annotated[CountOrZero, Doc("steps that an exchange may take in the background; below steps / fragments")] = 0
+    fragments: Annotated[Count, Doc("number of parts of the model, which are exchanged in turn; must divide steps")] = 1
+    delay: Annotated[
+        CountOrZero, Doc("number of steps that an exchange may take in the background; below steps / fragments")
+    ] = 0
     alpha: Annotated[
-        float, Ge(0), Le(1), Doc("share of a rank's own parameters that it keeps when it takes over the outer copy")
+        float,
+        Ge(0),
+        Le(1),
+        Doc("share of its own parameters that a rank keeps after an exchange; the rest comes from the outer copy"),
     ] = 0.0
     average: Annotated[
         Literal["ranks", "senders"],
         Doc("divide the sum by the number of ranks, or each element by the number of ranks that sent it"),
     ] = "ranks"
     clip: Annotated[
-        Literal["none", "median"], Doc("median: scale a rank's message of a layer down to the median norm over ranks")
+        Literal["none", "median"],
+        Doc("median: scale longer messages of a layer down to the median of the ranks' norms for this layer"),
     ] = "none"
-    decay: Annotated[float, Ge(0), Le(1), Doc("share of the residual that is added to the next difference")] = 1.0
+    decay: Annotated[
+        float, Ge(0), Le(1), Doc("share of the residual (what was not sent) that a rank adds to its next difference")
+    ] = 1.0
     preset: Annotated[
         Preset, Doc("change the defaults of the other options to those of DiLoCo, its relatives, or post-local SGD")
     ] = "none"
 
     @property
     def interval(self) -> int:
-        """Return the number of steps between two exchanges, of any fragments; 1 with steps=auto."""
+        """Return the number of steps from one exchange, of any part of the model, to the next; 1 with steps=auto."""
         return 1 if self.steps == "auto" else self.steps // self.fragments
 
     @override
@@ -93,7 +107,7 @@ class LocalOptions(Options, name="local"):
                 Refusal(
                     is_auto and getattr(self, option) != value,
                     f"{name}: steps=auto lets ranks make different numbers of steps, and {option}="
-                    f"{getattr(self, option)} needs equal ones",
+                    f"{getattr(self, option)} needs equal numbers",
                     [{f"strategy.{option}": value}],
                 )
                 for option, value in of_equal_steps.items()

@@ -39,8 +39,8 @@ class Rule:
         max_of: the variance whose square root divides each step: the largest so far ("running"), the larger of the last
             two ("previous"), or the last one (None).
         max_over_corrected: True to compare variances after their bias correction; False to compare them before.
-        keeps_exchanged: the next step compares its variance with the maximum that `exchange` has combined over ranks,
-            instead of with this rank's own maximum.
+        keeps_exchanged: True if the next step compares its variance with the maximum that `exchange` has combined over
+            ranks; False if with this rank's own maximum.
     """
 
     beta1: float
@@ -262,11 +262,12 @@ class MaxAdaBeliefOptions(AdaBeliefOptions, name="max_adabelief"):
     """
 
     mode: Annotated[
-        Literal["moments", "gradient"], Doc("moments: ranks exchange M and S; gradient: they average gradients")
+        Literal["moments", "gradient"],
+        Doc("moments: ranks exchange means M and variances S; gradient: they average gradients"),
     ] = "moments"
     reduce: Annotated[
         Literal["mean", "sum", "s_max"],
-        Doc("how ranks combine M and S: means, sums, or (s_max) the mean of M and maximum of S"),
+        Doc("how ranks combine means M and variances S: average both, sum both, or (s_max) average M, maximum of S"),
     ] = "mean"
     recursion: Annotated[
         Literal["local", "merged"],
@@ -306,7 +307,7 @@ class MaxAdaBeliefOptions(AdaBeliefOptions, name="max_adabelief"):
         )
 
     def refusals(self, compressor: Compressor, collective: Collective) -> list[Refusal]:
-        """Return refusals of components that these options do not work with."""
+        """Return the reasons why components do not work with these options, as refusals."""
         has_moments = self.mode == "moments"
         return [
             dense_refusal(f"{self.component_name} sends uncompressed tensors", collective, applies=has_moments),

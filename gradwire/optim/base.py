@@ -39,8 +39,8 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
     """A torch optimizer that may itself exchange data, with the methods that a training loop then needs.
 
     If the caller gives a communicator, the caller also starts and finishes the communicator's steps. If the optimizer
-    opened the communicator, `step` does this. If the optimizer takes each rank's own gradients and the gradient of any
-    rank is not finite, the step changes nothing on any rank.
+    opened the communicator, `step` starts and finishes them. If the optimizer takes each rank's own gradients and the
+    gradient of any rank is not finite, the step changes nothing on any rank.
 
     Attributes:
         communicator: sends and receives what ranks exchange in `step`; None if ranks exchange nothing.
@@ -117,10 +117,10 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
             collective: an instance, or a spec such as "ring".
             group: process group of the ranks; None for the default group, or for one rank if there is no group.
             timeout_s: longest wait for any one message, in seconds.
-            table: returns refusals of components with which the optimizer does not work.
+            table: returns the reasons why components do not work with the optimizer, as refusals.
 
         Raises:
-            OptionError: a spec names no component, or components do not work together.
+            OptionError: a spec names an unknown component, or components do not work together.
             ValueError: the network is in DDP, although the optimizer needs each rank's own gradients; the compressor is
                 a hook of DDP or applies momentum itself.
         """
@@ -147,7 +147,7 @@ class BoundOptimizer(torch.optim.Optimizer, abc.ABC):
         return self._opened
 
     def _start_step(self, communicator: CompressedCommunicator) -> bool:
-        """Begin a step, and return True if all ranks can make this step."""
+        """Begin a step; return False if all ranks must skip the step, because a rank's gradient is not finite."""
         guard = communicator.guard
         communicator.start_step(communicator.step_of(guard.index, None, seed=0))
         guard.index += 1
@@ -190,7 +190,7 @@ class FlatOptimizer(BoundOptimizer):
         model: the network, the same on all ranks, or its parameters. A parameter without a gradient counts as if its
             gradient were zero, because all ranks must exchange the same tensors.
         lr: the learning rate.
-        table: returns refusals of components with which the optimizer does not work.
+        table: returns the reasons why components do not work with the optimizer, as refusals.
         collective: sums what ranks send; a spec or an instance.
         group: process group of the ranks; None for the default group.
         timeout_s: longest wait for any one message, in seconds.
@@ -281,7 +281,7 @@ def add_flat_(tensors: Sequence[torch.Tensor], update: torch.Tensor, factor: flo
 
 
 def compressor_refusal(name: str, compressor: Compressor) -> Refusal:
-    """Return the refusal of a compressor for an optimizer that encodes its messages itself."""
+    """Return a refusal of every compressor but `none`, for an optimizer that encodes its messages itself."""
     return Refusal(
         not isinstance(compressor, NoCompression),
         f"{name} encodes what it sends itself, so {compressor.component_name} would have nothing to compress",

@@ -122,17 +122,18 @@ class DeMoOptions(Options, name="demo"):
     from its momentum. All ranks average the frequencies, transform the means back, and step by the learning rate along
     their sign. The mean of a frequency is taken over the ranks that sent it.
 
-    Bytes: (n-1) times the bundle of one GroupSparse payload per layer: 24 + z v + min(ceil(z b / 8), ceil(m / 8)) for
-    m elements in chunks of s, with z = k m / s values of v bytes and b = ceil(log2 s). For chunks of 64 x 64 and k = 32
-    that is 93 times less than fp32, and 146 times less with value_dtype=bf16; the published code sends 42.7 times less.
+    Bytes: (n-1) times a message with one GroupSparse payload per layer; such a payload takes
+    24 + z v + min(ceil(z b / 8), ceil(m / 8)) bytes for m elements in chunks of s, with z = k m / s values of v bytes
+    and b = ceil(log2 s). For chunks of 64 x 64 and k = 32 that is 93 times less than fp32, and 146 times less with
+    value_dtype=bf16; the published code sends 42.7 times less.
     """
 
     default_lr: ClassVar[float] = 0.001  # 0.0004 in the repository, for 300 million parameters
     default_collectives: ClassVar[tuple[str, ...]] = ("allgather",)
 
     beta: Annotated[float, Ge(0), Le(1), Doc("share of the momentum that a step keeps")] = 0.999
-    k: Annotated[Count, Doc("frequencies that a rank sends of every chunk")] = 32
-    chunk: Annotated[int, Ge(1), Le(128), Doc("longest side of a chunk; sides divide those of the parameter")] = 64
+    k: Annotated[Count, Doc("number of frequencies that a rank sends of each chunk")] = 32
+    chunk: Annotated[int, Ge(1), Le(128), Doc("longest side of a chunk; sides divide the parameter's sides")] = 64
     transform: Annotated[
         Literal["dct", "none"], Doc("what is selected: frequencies of the chunks, or the elements themselves (faster)")
     ] = "dct"
@@ -143,7 +144,7 @@ class DeMoOptions(Options, name="demo"):
     weight_decay: Annotated[PositiveOrZero, Doc("share of the weight removed per step, times lr")] = 0.0
 
     def refusals(self, compressor: Compressor, collective: Collective) -> list[Refusal]:
-        """Return refusals of components that these options do not work with."""
+        """Return the reasons why components do not work with these options, as refusals."""
         return [
             compressor_refusal(self.component_name, compressor),
             Refusal(

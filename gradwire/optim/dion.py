@@ -106,7 +106,7 @@ class DionOptions(MatrixOptions, name="dion"):
     ] = 0.25
 
     def refusals(self, compressor: Compressor, collective: Collective) -> list[Refusal]:
-        """Return refusals of components that these options do not work with."""
+        """Return the reasons why components do not work with these options, as refusals."""
         name, method = self.component_name, compressor.component_name
         is_bf16 = isinstance(compressor, Bf16)
         return [

@@ -4,8 +4,7 @@ For a layer with weights W [out, in], A = E[a a^T] is the second moment of the l
 and G = E[g g^T] is the second moment of the gradients of its outputs. A convolution has one a and one g per position,
 each divided by the number of positions.
 
-Ranks exchange second moments, so that all ranks get the same Cholesky factor of the mean of each, in one of three
-forms:
+Ranks exchange second moments in one of three forms, so that all ranks get the same Cholesky factor of each mean:
 
 - `triangle`: lower triangles are summed; for each matrix, one rank factors the mean and broadcasts the packed factor.
 - `cholesky`: each rank sends the factor of its own damped moment. Receivers restore the matrices and sum these, because

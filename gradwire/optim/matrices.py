@@ -31,7 +31,7 @@ def hidden_layers(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def rows_of(tensor: torch.Tensor, layer: Layer) -> torch.Tensor:
-    """Return a view of a tensor of the layer's shape as rows [out, ...]."""
+    """Return a view of `tensor`, which has the layer's shape, as rows [out, ...]."""
     return tensor.movedim(layer.filter_axis or 0, 0)
 
 

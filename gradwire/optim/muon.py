@@ -122,7 +122,7 @@ class MuonOptions(MatrixOptions, name="muon"):
     scale: Annotated[
         MatrixScale,
         Doc(
-            "factor of lr for a matrix [m, n]: sqrt(max(1, m / n)), 0.2 sqrt(max(m, n)) (takes AdamW's lr), or "
+            "factor of lr for a matrix [m, n]: sqrt(max(1, m / n)), 0.2 sqrt(max(m, n)) (use AdamW's lr), or "
             "sqrt(m / n)"
         ),
     ] = "original"

@@ -34,7 +34,7 @@ Scale = Literal["l1", "l2"]
 Root = tuple[torch.Tensor, torch.Tensor | None]
 # Replaces a vector over all parameters with its mean over ranks, in place, uncompressed.
 Mean = Callable[[torch.Tensor], None]
-# The same, but sends one bit per element; frozen elements count as zero.
+# Like `Mean`, but sends one bit per element; frozen elements, where the mask (second argument) is True, count as zero.
 BitsMean = Callable[[torch.Tensor, torch.Tensor | None], None]
 
 
@@ -66,14 +66,16 @@ class OneBitMean(RecodingSum):
         self._to_owners, self._from_owners = owner_rounds(world_size, rank, [dict(enumerate(self._places))])
 
     def message(self, values: torch.Tensor, frozen: torch.Tensor | None) -> Payload:
-        """Return the signs of all layers; `values`, fp32 [elements of all layers], becomes what was not encoded.
+        """Return the signs of all layers, and replace `values`, fp32 [elements of all layers], with rounding errors.
 
         Elements where `frozen`, bool of the same shape, is True become zero.
         """
         return self._encoded(values, self._layers, frozen)
 
     def write_mean(self, message: Payload, frozen: torch.Tensor | None, out: torch.Tensor) -> None:
-        """Write the mean of all ranks' messages to `out`, as the owners encoded it; every rank must call this method.
+        """Write the mean of all ranks' messages to `out`; every rank must call this method.
+
+        Each part of the mean is written as encoded by the rank that owns (averages) this part.
 
         Args:
             message: what `message` returned.
@@ -125,7 +127,7 @@ class OneBitMean(RecodingSum):
 def root_of(V: torch.Tensor, eps: float) -> Root:
     """Return (sqrt(V) + eps, but infinity where V is zero; a mask of these elements, or None if there are none).
 
-    Otherwise, signs would move elements whose second moment is zero by lr / eps.
+    Without infinity, the signs that ranks send would move an element whose second moment is zero by lr / eps.
 
     Args:
         V: the second moment, fp32 [elements of all parameters].
@@ -208,7 +210,7 @@ class OneBitOptions(Options):
     ] = "l1"
 
     def refusals(self, compressor: Compressor, collective: Collective) -> list[Refusal]:
-        """Return refusals of components that these options do not work with."""
+        """Return the reasons why components do not work with these options, as refusals."""
         return [
             compressor_refusal(self.component_name, compressor),
             dense_refusal(f"{self.component_name} averages whole gradients at first", collective),
@@ -230,11 +232,11 @@ class OneBitAdamOptions(OneBitOptions, name="onebit_adam"):
     ranks average the momentum in two stages: each rank sends the signs of every part to the rank that owns this part,
     and owners send the signs of the mean to all ranks. Both stages use one scale per layer, and error feedback.
 
-    Bytes: in the warm-up, as for messages of 4 m bytes, for m elements. After that, a rank sends to each of the n-1
-    other ranks first the bundle of the receiver's part, then the bundle of its own part; a bundle has 28 + ceil(m' / 8)
-    bytes for each layer, or piece of a layer, of m' elements. In all that is 2 (n-1)/n m/8 bytes and headers, 32 times
-    less than a dense ring. If w is the share of warm-up steps, a whole run sends 1 / (w + (1 - w) / 32) times less; for
-    15 %, 5.5 times.
+    Bytes: in the warm-up, as for messages of 4 m bytes, for m elements. After that, a rank sends two messages to each
+    of the n-1 other ranks: first the signs of the receiver's part, then the signs of the mean of its own part. A
+    message has 28 + ceil(m' / 8) bytes for each layer, or piece of a layer, of m' elements. In all that is 2 (n-1)/n
+    m/8 bytes and headers, 32 times less than a dense ring. If w is the share of warm-up steps, a whole run sends
+    1 / (w + (1 - w) / 32) times less: 5.5 times for w = 15 %.
     """
 
     warmup_steps: Annotated[Count, Doc("number of first steps, with whole gradients; usual: 15 to 25 % of a run")] = 100
@@ -293,7 +295,7 @@ class OneBitOptimizer(FlatOptimizer):
         return self.memory["residual"].nbytes + self._bits.nbytes
 
     def forget_residuals(self) -> None:
-        """Set to zero what both stages have not sent yet."""
+        """Set the residuals of both stages (what was not sent yet) to zero."""
         self.memory["residual"] = self.zeros()
         self._bits = OneBitMean(self.transport, self.numels, self._options.scale)
 
@@ -326,7 +328,10 @@ class OneBitOptimizer(FlatOptimizer):
         return self._root
 
     def descend_by(self, update: Callable[..., Root], gradient: torch.Tensor, lr: float, *, observes: bool) -> None:
-        """Make a step with `onebit_adam_update` or `zero_one_adam_update`; `observes`: update the second moment."""
+        """Make a step with `update`; the step also updates the second moment if `observes` is True.
+
+        `update` is `onebit_adam_update` or `zero_one_adam_update`.
+        """
         options, memory = self._options, self.memory
         self._root = update(
             self.parameters,

@@ -66,14 +66,14 @@ class _Handler(abc.ABC):
 class GradwireHandler(_Handler):
     """Sends the gradients of the model that `accelerator.prepare` wraps through a compressor and a collective.
 
-    It takes the place of `accelerator.ddp_handler` and keeps that handler's options of DDP. A step in which a rank's
-    gradient is not finite is skipped on all ranks. `accelerator.save_state` also writes each rank's state, as
+    This handler takes the place of `accelerator.ddp_handler` and keeps that handler's options of DDP. A step in which a
+    rank's gradient is not finite is skipped on all ranks. `accelerator.save_state` also writes each rank's state, as
     `gradwire-RANK.safetensors`, and `load_state` loads it. An earlier handler of the accelerator is closed.
 
     Args:
         accelerator: the accelerator, before it has prepared the model.
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
-        collective: an instance, or a spec such as "ring"; None: the compressor's first default.
+        collective: an instance, or a spec such as "ring"; None: the compressor's default.
         optimizer: the optimizer or optimizers, before they are prepared.
         attach_options: further keyword arguments of `attach`.
 
@@ -118,7 +118,7 @@ class GradwireHandler(_Handler):
 
     @property
     def hook(self) -> CompressionHook:
-        """Return the hook of the prepared model, for example to call `set_epoch`; an error if no model is prepared."""
+        """Return the prepared model's hook, for example to call `set_epoch`; RuntimeError if no model is prepared."""
         return cast(CompressionHook, self.state.hook)
 
     def to_kwargs(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class GradwireLocalHandler(_Handler):
         accelerator: the accelerator.
         model: the network, before it is prepared.
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
-        collective: an instance, or a spec such as "ring"; None: the compressor's first default.
+        collective: an instance, or a spec such as "ring"; None: the compressor's default.
         optimizer: the optimizer or optimizers, before they are prepared.
         attach_options: further keyword arguments of `attach_local`.
 
@@ -159,7 +159,7 @@ class GradwireLocalHandler(_Handler):
 
     Raises:
         ValueError: the accelerator has one process, shards the model or uses fp16; the model or an optimizer is
-            prepared already; what `attach_local` refuses.
+            prepared already; or `attach_local` refuses the model or an option.
     """
 
     def __init__(

@@ -97,7 +97,7 @@ class GradwireDDPStrategy(_RankStrategy):
 
     Args:
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
-        collective: an instance, or a spec such as "ring"; None: the compressor's first default.
+        collective: an instance, or a spec such as "ring"; None: the compressor's default.
         attach_options: further keyword arguments of `attach`, such as `{"momentum": 0.9}`.
         strategy_options: arguments of `DDPStrategy`, DDP's options among them.
 
@@ -155,7 +155,7 @@ class GradwireLocalStrategy(_RankStrategy):
 
     Args:
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
-        collective: an instance, or a spec such as "ring"; None: the compressor's first default.
+        collective: an instance, or a spec such as "ring"; None: the compressor's default.
         attach_options: further keyword arguments of `attach_local`, such as `{"preset": "diloco"}`.
         strategy_options: arguments of `DDPStrategy`, such as `timeout`, but not options of DDP.
 

@@ -25,10 +25,10 @@ FP16_REFUSED = (
 
 
 class RankHook:
-    """The hook of one rank and, with local steps, its optimizers.
+    """The hook of one rank and, with local steps, the optimizers of the same rank.
 
     Args:
-        hook: the hook.
+        hook: the object that `attach` or `attach_local` returned.
         optimizers: the optimizers whose state differs between ranks.
 
     Attributes:
@@ -40,7 +40,11 @@ class RankHook:
         self._optimizers = optimizers
 
     def outer(self) -> contextlib.AbstractContextManager[None]:
-        """With local steps, let the model hold the outer copy in a `with` block; with a closed hook, do nothing."""
+        """Return a context in which a model with local steps has the parameters that are equal on all ranks.
+
+        These parameters are called the outer copy. Without local steps, and after the hook was closed, the context does
+        nothing.
+        """
         if isinstance(self.hook, LocalHook) and not self.hook.guard.closed:
             return self.hook.outer()
         return contextlib.nullcontext()

@@ -105,11 +105,11 @@ class GradwireCallback(_RankCallback):
     Args:
         trainer: the trainer, before it trains.
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
-        collective: an instance, or a spec such as "ring"; None: the compressor's first default.
+        collective: an instance, or a spec such as "ring"; None: the compressor's default.
         attach_options: further keyword arguments of `attach`.
 
     Attributes:
-        hook: the hook of the last training, which is closed when `train` returns; None before.
+        hook: the hook of the last training, which is closed when `train` returns; None before any training.
 
     Raises:
         ValueError: the trainer does not use DDP, or uses fp16. `train` raises ValueError for what `attach` refuses, for
@@ -151,7 +151,7 @@ class GradwireCallback(_RankCallback):
 
 
 class GradwireLocalCallback(_RankCallback):
-    """Trains a Trainer's model with local steps: it is not put into DDP.
+    """Trains a Trainer's model with local steps; the model is not put into DDP.
 
     `evaluate`, `predict`, `save_model` and checkpoints use the outer copy, which is equal on all ranks. Each rank saves
     its state and its optimizer's state in every checkpoint, as `gradwire-RANK.safetensors`; training resumes as with
@@ -161,11 +161,11 @@ class GradwireLocalCallback(_RankCallback):
     Args:
         trainer: the trainer, before it trains.
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
-        collective: an instance, or a spec such as "ring"; None: the compressor's first default.
+        collective: an instance, or a spec such as "ring"; None: the compressor's default.
         attach_options: further keyword arguments of `attach_local`.
 
     Attributes:
-        hook: the hook of the last training, which is closed when `train` returns; None before.
+        hook: the hook of the last training, which is closed when `train` returns; None before any training.
 
     Raises:
         ValueError: the trainer has one process, shards the model or uses fp16. `train` raises ValueError for what

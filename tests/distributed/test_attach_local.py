@@ -168,7 +168,7 @@ def test_what_cannot_work_is_refused(rank: int) -> None:
         ("dgc applies the optimizer's momentum", lambda: of_model("dgc", "allgather")),
         ("sparse=False", lambda: attach_local(embedding, sgd(embedding))),
         ("0.weight is fp64", lambda: attach_local(network().double(), optimizer)),
-        ("outer_lr is for the SGD that", lambda: of_model(outer_optimizer=adam, outer_lr=0.5)),
+        ("outer_lr belongs to the default outer optimizer", lambda: of_model(outer_optimizer=adam, outer_lr=0.5)),
         ("outer_optimizer must return a", lambda: of_model(outer_optimizer=optimizer)),
         ("of all parameters that it is given", lambda: of_model(outer_optimizer=lambda _: optimizer)),
         ("needs a model of as many blocks", lambda: of_model(fragments=5, steps=10)),

@@ -74,7 +74,10 @@ def test_a_run_that_ends_before_local_steps_begin_is_told(first: int, *, is_told
 @pytest.mark.parametrize(
     ("partition", "said"),
     [
-        ("iid", ["step 0 of 36, because no exchange follows; change --epochs, or use steps that divide 36"]),
+        (
+            "iid",
+            ["step 0 of 36, because no exchange follows; change --epochs, or set steps to a number that divides 36"],
+        ),
         ("classes:per_rank=5", []),  # the number of steps is not known
     ],
 )

@@ -358,7 +358,7 @@ def test_bad_options_are_refused(text: str, message: str) -> None:
         ("kfac:transfer=cholesky", "allgather", None),
         ("kfac:transfer=cholesky,collective=server", "native", None),
         ("kfac:transfer=cholesky", "native", "kfac: transfer=cholesky is not possible: native adds tensors element by"),
-        ("kfac:collective=ring:requantise=true", "native", "factors are not codes; use collective=ring"),
+        ("kfac:collective=ring:requantise=true", "native", "factors are not quantised; use collective=ring"),
         ("kfac:transfer=cholesky", "native", "allgather takes every kind; use collective=ring"),
         ("kfac:transfer=cholesky", "server:downlink=recode", "use collective=ring"),
         ("kfac:inner=max_adabelief", "native", None),
