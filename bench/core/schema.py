@@ -116,11 +116,12 @@ SPEED = (
     ),
     _step_seconds(
         "step_time_s",
-        "median time of a step (with --strategy local: of the mean steps between two exchanges of the same parameter)",
+        "median time of a step (with --strategy local: step times are first averaged between two exchanges of the same "
+        "parameter)",
     ),
     _step_seconds(
         "step_time_p95_s",
-        "95th percentile of the time of a step (with --strategy local: of the same mean steps as in step_time_s)",
+        "95th percentile of the time of a step (with --strategy local: of step times averaged as in step_time_s)",
     ),
     _step_seconds(
         "forward_backward_s",
@@ -128,7 +129,7 @@ SPEED = (
         "and the next three are (share of the time of all timed steps) x step_time_s",
     ),
     _step_seconds("encode_s", "time per step to compress and decompress (overlaps with backward)"),
-    _step_seconds("exchange_s", "time per step that the exchange is busy, including encoding (overlaps with backward)"),
+    _step_seconds("exchange_s", "busy time of the exchange per step, including encoding (overlaps with backward)"),
     _step_seconds(
         "exposed_s",
         "time per step spent waiting for the exchange after backward's own work ended (empty: measured as longer than "
@@ -214,8 +215,8 @@ WIRE = (
     _wire(
         "support_overlap",
         float,
-        "share of the sent entries that both ranks of a pair sent, in the last step before the row, mean over all "
-        "pairs of ranks; computed from up to 2^19 positions",
+        "share of a rank's sent entries that another rank sent, too, 0 to 1: mean over all pairs of ranks in the last "
+        "step before the row, estimated from up to 2^19 positions",
     ),
     _wire(
         "measured_bandwidth_bps",
@@ -227,7 +228,7 @@ WIRE = (
     _wire(
         "link_warnings",
         str,
-        "links whose measured rate (by more than 10 %), delay or loss differs from the requested value",
+        "links whose measured rate, delay or loss differs from the requested value (a rate: by more than 10 %)",
         deterministic=False,
     ),
     _wire(
@@ -309,7 +310,7 @@ ORIGIN = (
         absent="reference",
     ),
     _origin("git_sha", str, "commit of this project's checkout (empty: not run from a checkout)"),
-    _origin("git_dirty", bool, "whether that checkout had uncommitted changes"),
+    _origin("git_dirty", bool, "whether this project's checkout had uncommitted changes"),
     _origin("started_at", str, "start of the run, UTC", deterministic=False),
 )
 
@@ -347,14 +348,14 @@ LAYERS: tuple[Column, ...] = (
     _layer(
         "density_of_wanted_min",
         float,
-        "smallest (share sent / share wanted) of all steps on rank 0; above 1 if the wanted share is less than the one "
-        "entry that must be sent, 0 if all entries are zero",
+        "smallest (share sent / share wanted) of all steps on rank 0; above 1 if the wanted share is less than one "
+        "entry, because at least one is sent; 0 if all entries are zero",
     ),
     _layer("density_of_wanted_max", float, "largest (share sent / share wanted) of all steps on rank 0"),
     _layer("residual_norm", float, "L2 norm of the error-feedback residual on rank 0 (empty: no residual is kept)"),
     seconds("layer", "encode_s", "time to encode the layer, mean per step (a bucket's time is split by layer size)"),
     _layer("chosen", str, "compressor and collective that auto now uses for the layer (empty: not chosen by auto)"),
-    _layer("chosen_because", str, "measurements because of which auto chose this pair"),
+    _layer("chosen_because", str, "the measurements by which auto chose this pair of compressor and collective"),
 )
 
 LINKS: tuple[Column, ...] = (

@@ -66,7 +66,7 @@ class JobConfig(Configuration):
         float,
         Ge(1),
         Le(MAX_TIMEOUT_S),
-        Doc("most seconds for one step, sum or round of sums; if one takes longer, the job ends, naming the late rank"),
+        Doc("time limit in seconds for a step, sum or round of sums; if exceeded, the job ends, naming the late rank"),
         Flag(PROCESSES, name="--timeout"),
         NOT_RECORDED,
     ] = 300.0
@@ -130,7 +130,7 @@ class RanksConfig(JobConfig):
     ] = None
     # The fields below are computed from the options above. The recorded numbers and the digest describe the cluster
     # completely, so `cluster` itself is not part of the experiment's identity.
-    cluster: Annotated[dict[str, Any] | None, Doc("the virtual hosts, as `Cluster.to_dict`"), NOT_RECORDED] = None
+    cluster: Annotated[dict[str, Any] | None, Doc("the result of `Cluster.to_dict`"), NOT_RECORDED] = None
     uplink_bps: Annotated[
         float | None,
         Doc("slowest sending rate set for any host; a varying rate counts as its mean (empty: not limited)"),
@@ -147,7 +147,7 @@ class RanksConfig(JobConfig):
         float | None, Doc("largest random deviation from the delay, up or down"), Recorded(unit="s")
     ] = None
     loss_ratio: Annotated[float | None, Doc("largest share of a host's frames that is lost on purpose")] = None
-    cpu_share: Annotated[float | None, Doc("smallest share of time in which any host's processes may run")] = None
+    cpu_share: Annotated[float | None, Doc("smallest share of time in which a host's processes may run")] = None
     cluster_digest: Annotated[str | None, Doc("hash of all links (empty: all hosts are equal)")] = None
 
 
@@ -296,7 +296,7 @@ class RunConfig(RanksConfig):
         BucketMb,
         Flag(
             COMMUNICATION,
-            chosen="25 to 45 % of the model, but 1 to 25 MiB; the whole model for group_topk:scope=model; "
+            chosen="25 to 45 % of the model, within 1 to 25 MiB; the whole model for group_topk:scope=model; "
             "none without DDP",
         ),
     ] = NOT_GIVEN
@@ -340,7 +340,7 @@ class RunConfig(RanksConfig):
     warmup_steps: Annotated[CountOrZero, Doc("steps at the start that are not timed"), Flag(MEASUREMENT)] = 3
     rates_tried: Annotated[
         CountOrZero,
-        Doc("number of learning rates or settings tried on held-out samples to choose this run's; 0: not tuned"),
+        Doc("number of learning rates or settings tried on held-out samples before one was chosen; 0: not tuned"),
         Flag(MEASUREMENT),
         Recorded(identity=False),
     ] = 0
