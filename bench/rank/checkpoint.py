@@ -124,7 +124,7 @@ class Checkpointer:
                 why = str(error.strerror or error)
         self._give_up(step, gather_json(why, self._group))
         if self._completes:
-            self._checkpoints.remove(operator.lt, step)  # not newer ones, which other ranks may be writing
+            self._checkpoints.remove(operator.lt, step)  # other ranks may be writing newer ones
         self._last_step = step
 
     def _give_up(self, step: int, problems: list[str | None]) -> None:

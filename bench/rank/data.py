@@ -126,7 +126,7 @@ class Batches:
         self._generator = augmentation_generator(seed, self._rank, epoch)
         if self._rest is not None and self._rest[0] == epoch:
             _, first, samples = self._rest
-            self._order = torch.cat([samples.new_zeros(first * self._size), samples])  # earlier batches are never read
+            self._order = torch.cat([samples.new_zeros(first * self._size), samples])  # the zeros are never read
 
 
 # Number of images of 32x32 pixels per evaluation batch. If samples are larger, a batch has fewer, so that the number of
@@ -134,7 +134,7 @@ class Batches:
 EVALUATION_BATCH = 256
 # Bytes of a text per evaluation batch; few, because a network holds many numbers for each byte.
 EVALUATION_BYTES = 4096
-# Number of training samples to evaluate: few enough to be cheap, with a standard error of half a point at 97 %.
+# Number of training samples to evaluate: few enough to be cheap. At 97 % accuracy, the standard error is half a point.
 TRAIN_SAMPLES = 1000
 
 
@@ -183,7 +183,7 @@ def _means(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> 
 
 
 def train_sample(train: Samples) -> Samples:
-    """Return the training samples to evaluate: always the same ones, with about the set's class proportions."""
+    """Return the training samples to evaluate: always the same, with about the class shares of the whole set."""
     return train.subset(min(TRAIN_SAMPLES, len(train)))
 
 
