@@ -88,11 +88,14 @@ def link_warnings(cluster: Cluster, flows: Sequence[Flow], alone: Callable[[Flow
         again = alone(flow)
         what = f"{flow.sender} to {flow.receiver} reached {format_rate(flow.long_bps)} of {format_rate(configured_bps)}"
         if _furthest_off([again], "long_bps"):
-            what += f", and {format_rate(again.long_bps)} alone; the results are for the measured rate"
+            what += (
+                f" while all hosts sent at once, and {format_rate(again.long_bps)} while the other hosts were silent:"
+                " the link differs from its configuration, so the results are for the measured rate"
+            )
         else:
             what += (
-                f" while all hosts sent at once, and {format_rate(again.long_bps)} alone: this machine's processors are"
-                " the limit; use fewer hosts or a slower link"
+                f" while all hosts sent at once, and {format_rate(again.long_bps)} while the other hosts were silent:"
+                " this machine's processors are the limit; use fewer hosts or a slower link"
             )
         warnings.append(what)
 
@@ -110,7 +113,7 @@ def link_warnings(cluster: Cluster, flows: Sequence[Flow], alone: Callable[[Flow
                 f" {format_rate(again.short_bps)} instead of the configured {format_rate(configured_bps)}{what}"
             )
 
-    for flow in flows if not cluster.traces else ():  # with a trace, a message's wait depends on the moment
+    for flow in flows if not cluster.traces else ():  # on a link with a trace, the delay depends on the moment
         ends = hosts[flow.sender], hosts[flow.receiver]
         latency_s, jitter_s = sum(host.latency_s for host in ends), sum(host.jitter_s for host in ends)
         if latency_s and abs(flow.rtt_s - latency_s) > max(_TOLERANCE * latency_s, _RTT_TOLERANCE_S) + jitter_s:
