@@ -136,7 +136,7 @@ class Checkpoints:
         digests = (config.digest, (read_json(self.folder.resume) or {}).get("digest_before"))
         if manifest.digest not in digests or manifest.run_id != self.folder.run_id:
             raise UsageError(
-                f"{path} belongs to run {manifest.run_id} ({manifest.digest}), and config.json here has digest "
+                f"{path} belongs to run {manifest.run_id} ({manifest.digest}), but config.json here has digest "
                 f"{config.digest}; put the run's own config.json and checkpoints back, or start the run again"
             )
         for rank, facts in manifest.files.items():
@@ -184,8 +184,8 @@ class Checkpoints:
         No rank may be writing a selected checkpoint.
 
         Args:
-            compare: called with two folder names: a checkpoint's, and that of the checkpoint of `step`. On True,
-                the first checkpoint is removed. For example, `operator.lt` removes checkpoints older than `step`.
+            compare: called with two folder names: a checkpoint's, and the one of `step`. If it returns True, the
+                first checkpoint is removed. For example, `operator.lt` removes checkpoints older than `step`.
             step: optimizer step of the checkpoint to compare with.
         """
         for path in list(self.folder.checkpoints.glob("step-*")):

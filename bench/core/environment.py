@@ -61,7 +61,7 @@ def failure_to_import_torch(error: BaseException) -> UsageError | None:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use: those of its CPU affinity, or a lower CPU quota."""
+    """Return how many cores this process may use: the number in its CPU affinity, or its CPU quota if that is lower."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     quota = cpu_quota()
     return allowed if quota is None else max(1, min(allowed, int(quota)))

@@ -125,15 +125,15 @@ SPEED = (
     ),
     _step_seconds(
         "forward_backward_s",
-        "time per step to prepare the batch and for forward and backward, without waiting for the network; this column "
-        "and the next three are (share of the time of all timed steps) x step_time_s",
+        "time per step for preparing the batch, forward and backward, without waiting for the network; this column and "
+        "the next three are (the part's share of the time of all timed steps) x step_time_s",
     ),
     _step_seconds("encode_s", "time per step to compress and decompress (overlaps with backward)"),
     _step_seconds("exchange_s", "busy time of the exchange per step, including encoding (overlaps with backward)"),
     _step_seconds(
         "exposed_s",
-        "time per step spent waiting for the exchange after backward's own work ended (empty: measured as longer than "
-        "the step)",
+        "time per step spent waiting for the exchange after backward's own work ended (empty: the measured wait is "
+        "longer than the step)",
     ),
     _step_seconds(
         "cpu_s_per_step",
@@ -257,7 +257,7 @@ WIRE = (
 _health = partial(Column, "health")
 
 HEALTH = (
-    _health("replicas_in_sync", bool, "parameters are equal bit for bit on all ranks"),
+    _health("replicas_in_sync", bool, "whether the parameters are equal bit for bit on all ranks"),
     _health(
         "skipped_steps",
         int,
@@ -267,7 +267,8 @@ HEALTH = (
     _health(
         "factor_fallbacks",
         int,
-        "Kronecker factors so far that were sent in another form than requested, or decomposed with more damping "
+        "Kronecker factors, counted over the run so far, that were sent in another form than requested, or decomposed "
+        "with more damping "
         "(empty: no kfac)",
         better="lower",
     ),
@@ -333,7 +334,7 @@ LAYERS: tuple[Column, ...] = (
     identity("epoch", float, "epochs finished at this evaluation"),
     identity("step", int, "optimizer steps done at this evaluation"),
     identity("layer", str, "the parameter's name"),
-    _layer("kind", str, "conv, linear, attention, embedding, norm, bias or other"),
+    _layer("kind", str, "kind of layer: conv, linear, attention, embedding, norm, bias or other"),
     _layer("numel", int, "number of elements"),
     _layer("payload", str, "kind of payload in which the layer is sent; several kinds per step are joined by +"),
     _layer("payload_bytes", float, "encoded bytes per step, mean since the previous row", unit="bytes"),
