@@ -271,7 +271,7 @@ def _clear_away(command: str, folder: RunFolder) -> str:
             record_ending(RunConfig.from_json(folder.config), folder, "interrupted", "bench was killed")
             kept = "its rows so far are kept"
         except (OSError, BenchError) as error:
-            kept = f"a last row that says so could not be written ({error})"
+            kept = f"a last row that records this could not be written ({error})"
         return f"bench was killed during an earlier run; {kept} in {path}"
     shutil.rmtree(path, ignore_errors=True)
     if command == "run":
