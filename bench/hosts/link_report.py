@@ -44,8 +44,8 @@ class NetworkReport:
     Attributes:
         measured_bandwidth_bps: `long_bps` of the slowest flow.
         measured_rtt_s: median of the flows' round trip times, in seconds.
-        measured_loss_ratio: share of all datagrams that were lost; None if none were sent, because no host loses frames
-            or all flows follow traces.
+        measured_loss_ratio: share of all datagrams that were lost; None if no datagrams were sent, because no host
+            loses frames or all flows follow traces.
         wire_headers: "exact" if every packet is one Ethernet frame, so that the interfaces count all headers; otherwise
             "estimated".
         congestion_control: name of TCP's congestion control on all hosts, such as "reno".
@@ -107,7 +107,7 @@ def link_warnings(cluster: Cluster, flows: Sequence[Flow], alone: Callable[[Flow
         if _furthest_off([again], "short_bps"):
             what = "; short messages may look faster or slower than on a real link"
             if cluster.wire_headers == "estimated" and again.short_bps > configured_bps:
-                what = ": above 300 Mbit/s up to 1 ms of traffic passes at once, so short messages look too fast"
+                what = ": above 300 Mbit/s, up to 1 ms of traffic passes at once, so short messages look too fast"
             warnings.append(
                 f"{flow.sender} to {flow.receiver}: {SHORT_MESSAGE_BYTES // 1000} kB after a silence passed at"
                 f" {format_rate(again.short_bps)} instead of the configured {format_rate(configured_bps)}{what}"

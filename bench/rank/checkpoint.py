@@ -265,7 +265,7 @@ def _means(by_rank: Sequence[dict[Any, torch.Tensor]]) -> dict[Any, torch.Tensor
 def _redistributed(
     saved: Sequence[RankState], config: RunConfig, rank: int, dataset: Dataset, train: Samples
 ) -> RankState:
-    """Return the state of a new rank's `Batches`, with its share of the samples that the epoch has not used yet.
+    """Return the state of a new rank's `Batches`, with the rank's share of the samples that the epoch has not used.
 
     Args:
         saved: the old ranks' states of `Batches`.

@@ -78,8 +78,8 @@ class Batches:
         self._size = config.samples_per_step
         self.per_epoch = min(map(len, shards)) // self._size
         self._used = 0
-        # [epoch, number of a batch, samples]: from this batch on, these samples replace the rest of the epoch, in which
-        # the number of ranks has changed
+        # [epoch, number of a batch, samples] if the number of ranks changed in this epoch: from this batch on, these
+        # samples replace the rest of the epoch
         self._rest: list[Any] | None = None
         self._begin_epoch()
 
@@ -255,9 +255,9 @@ def evaluate(
 ) -> list[Evaluation]:
     """Return the model's mean loss and accuracy on each set of samples; the results are the same on every rank.
 
-    The model is evaluated with running statistics (of BatchNorm) pooled over ranks. Afterwards, it is in training mode
-    and has this rank's own statistics again; otherwise, each evaluation would make the ranks' statistics equal. Every
-    rank of the group must call this function.
+    The model is evaluated with running statistics (of BatchNorm) pooled over ranks. Afterwards, it is in training mode,
+    and this rank's own statistics are restored; otherwise, each evaluation would make the ranks' statistics equal.
+    Every rank of the group must call this function.
 
     Args:
         model: the network.
