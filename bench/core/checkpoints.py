@@ -136,7 +136,7 @@ class Checkpoints:
         digests = (config.digest, (read_json(self.folder.resume) or {}).get("digest_before"))
         if manifest.digest not in digests or manifest.run_id != self.folder.run_id:
             raise UsageError(
-                f"{path} belongs to run {manifest.run_id} ({manifest.digest}), and config.json here has digest "
+                f"{path} belongs to run {manifest.run_id} ({manifest.digest}), but config.json here has digest "
                 f"{config.digest}; put the run's own config.json and checkpoints back, or start the run again"
             )
         for rank, facts in manifest.files.items():
@@ -172,7 +172,7 @@ class Checkpoints:
         self.at(step).mkdir(parents=True, exist_ok=True)
         with replacing(self.file(step, rank)) as temporary:
             save(temporary)
-            temporary.chmod(self.at(step).stat().st_mode & 0o666)  # by umask; safetensors allows only the owner to read
+            temporary.chmod(self.at(step).stat().st_mode & 0o666)  # as umask asks; safetensors lets only the owner read
             facts = FileFacts.of(temporary)
         sync_folder(self.folder.checkpoints)
         sync_folder(self.folder.path)
@@ -184,14 +184,14 @@ class Checkpoints:
         No rank may be writing a selected checkpoint.
 
         Args:
-            compare: called with two folder names: of a checkpoint, and of the checkpoint of `step`. If it returns True,
-                the first checkpoint is removed. For example, `operator.lt` removes checkpoints older than `step`.
+            compare: called with two folder names: a checkpoint's, and the one of `step`. If it returns True, the
+                first checkpoint is removed. For example, `operator.lt` removes checkpoints older than `step`.
             step: optimizer step of the checkpoint to compare with.
         """
         for path in list(self.folder.checkpoints.glob("step-*")):
             if compare(path.name, self.at(step).name):
                 with contextlib.suppress(OSError):
-                    (path / _MANIFEST).unlink(missing_ok=True)  # first: half-removed must not look complete
+                    (path / _MANIFEST).unlink(missing_ok=True)  # first: without it, a half-removed folder is incomplete
                 shutil.rmtree(path, ignore_errors=True)
 
 

@@ -29,7 +29,7 @@ FRAME_BYTES = 1514
 # Headers of a frame: Ethernet 14, IPv4 20, TCP 20 + 12 bytes of timestamps. A full frame carries 1448 bytes of payload.
 FRAME_HEADER_BYTES = 66
 
-# Counters of the calling thread's network namespace, which may be another namespace than that of its process.
+# Counters of the calling thread's network namespace. The thread may be in another namespace than its process.
 _COUNTERS = Path("/proc/thread-self/net/dev")
 
 
@@ -155,7 +155,7 @@ class OtherWork(CpuUse):
         with contextlib.suppress(psutil.Error):
             first = psutil.Process(self._root)
             for process in (first, *first.children(recursive=True)):
-                with contextlib.suppress(psutil.Error):  # a process that has just ended is in its parent's times
+                with contextlib.suppress(psutil.Error):  # if it has just ended, its parent's times include its own
                     own_s += sum(process.cpu_times()[:4])  # user and system times of the process and its ended children
         return busy_s - own_s, busy_s + waiting_s
 
@@ -172,7 +172,8 @@ def launcher_of_rank() -> int:
     return int(above[-1].pid) if above else os.getpid()
 
 
-# Environment variable of every process on a virtual host, if there is a forwarder: path of its thread below /proc.
+# Environment variable of every process on a virtual host, if there is a forwarder: path below /proc of the forwarder's
+# thread.
 FORWARDER_VARIABLE = "BENCH_FORWARDER_TASK"
 
 _UTIME, _STIME = 11, 12  # fields of /proc/.../stat after the process's name, which ends with the last bracket

@@ -61,7 +61,7 @@ def failure_to_import_torch(error: BaseException) -> UsageError | None:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use: those of its CPU affinity, or fewer by a CPU quota."""
+    """Return how many cores this process may use: the number in its CPU affinity, or its CPU quota if that is lower."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     quota = cpu_quota()
     return allowed if quota is None else max(1, min(allowed, int(quota)))
@@ -70,7 +70,7 @@ def usable_cores() -> int:
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """Return the smallest CPU quota of the control groups that hold this process, in cores; None if there is none.
 
-    Containers limit their processes by such quotas. Inside a container, its group may appear as the root of all groups.
+    Containers limit their processes by such quotas. Inside a container, the container's group may appear as the root.
 
     Args:
         root: the folder that holds ``proc`` and ``sys``.
@@ -81,7 +81,7 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
         if not controllers:  # version 2
             mounted, read = groups, _quota_of_version_2
         elif "cpu" in controllers.split(","):
-            name = controllers if (groups / controllers).is_dir() else "cpu"  # usually one links to the other
+            name = controllers if (groups / controllers).is_dir() else "cpu"  # usually one is a link to the other
             mounted, read = groups / name, _quota_of_version_1
         else:
             continue

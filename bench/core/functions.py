@@ -147,8 +147,8 @@ def component_of(base: type[F], name: str) -> type[F]:
         name: the text that names the function, such as ``path/net.py:build``.
 
     Raises:
-        UsageError: there is no such function, or it has an unusable parameter: one without a default that cannot be
-            given on the command line, or one whose name the base class uses.
+        UsageError: there is no such function, or a parameter is unusable: it has no default and cannot be given on the
+            command line, or the base class uses its name.
     """
     _ = importlib.import_module("torch").__version__  # raises an error if a placeholder replaces torch
     return _component_of(base, find(name))  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ def _component_of(base: type[F], function: Function) -> type[F]:
     try:
         parameters = inspect.signature(function.call).parameters.values()
     except (TypeError, ValueError):
-        raise UsageError(f"{function.name} does not show its parameters; write a function that calls it") from None
+        raise UsageError(f"the parameters of {function.name} cannot be read; write a function that calls it") from None
     fields: list[tuple[str, Any, Any]] = []
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name in base.passed:

@@ -50,7 +50,7 @@ def interruptible() -> Iterator[None]:
 
 
 def _handle(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
-    """Set the handler of all `NUMBERS` except ignored signals (`nohup` ignores SIGHUP); return the old handlers.
+    """Set the handler of the signals in `NUMBERS` that are not ignored (`nohup` ignores SIGHUP); return the old ones.
 
     A handler that was not set in Python, but by a program that embeds Python, is kept, because Python could not
     restore it.

@@ -93,8 +93,8 @@ KINDS = {
 # Kinds of which a component can be a function in a user's file, such as ``path/net.py:build``.
 FROM_FUNCTIONS = ("models", "datasets")
 
-# The first line of a docstring, the presets that a file mentions (``preset=diloco``), and the head of a top-level class
-# (name, bases) with the first line of its docstring.
+# Patterns of: the first line of a docstring; a preset that a file mentions (``preset=diloco``); the head of a top-level
+# class (name, bases) with the first line of its docstring.
 # Parsing the files with `ast` would take 80 ms in each process of a run.
 _QUOTES = "\"\"\"|'''"
 _DOCSTRING = rf"[rR]?(?:{_QUOTES})\s*(.*?)(?:{_QUOTES}|$)"
@@ -203,7 +203,10 @@ def plugins(group: str) -> dict[str, Entry]:
 
 
 def package_of(group: str, name: str) -> str:
-    """Return the package that the installation names for an entry, even if its files are missing now; empty if none."""
+    """Return the package that an entry is in, such as `bench.extensions.tune`, even if its files are missing now.
+
+    The result is empty if the installation names no such entry.
+    """
     points = (point for point in _entry_points() if (point.group, point.name) == (f"bench.{group}", name))
     return next((point.module.rpartition(".")[0] for point in points), "")
 

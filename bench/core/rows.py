@@ -163,7 +163,7 @@ def read_rows(
     return rows
 
 
-_value = functools.cache(from_cell)  # most texts repeat
+_value = functools.cache(from_cell)  # cached, because most cells have the same text as earlier cells
 
 
 def _cells(line: str) -> list[str]:

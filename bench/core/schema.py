@@ -116,23 +116,24 @@ SPEED = (
     ),
     _step_seconds(
         "step_time_s",
-        "median time of a step (with --strategy local: of the mean steps between two exchanges of the same parameter)",
+        "median time of a step (with --strategy local: step times are first averaged between two exchanges of the same "
+        "parameter)",
     ),
     _step_seconds(
         "step_time_p95_s",
-        "95th percentile of the time of a step (with --strategy local: of the same mean steps as in step_time_s)",
+        "95th percentile of the time of a step (with --strategy local: of step times averaged as in step_time_s)",
     ),
     _step_seconds(
         "forward_backward_s",
-        "time per step to prepare the batch and for forward and backward, without waiting for the network; this column "
-        "and the next three are (share of the time of all timed steps) x step_time_s",
+        "time per step for preparing the batch, forward and backward, without waiting for the network; this column and "
+        "the next three are (the part's share of the time of all timed steps) x step_time_s",
     ),
     _step_seconds("encode_s", "time per step to compress and decompress (overlaps with backward)"),
-    _step_seconds("exchange_s", "time per step that the exchange is busy, including encoding (overlaps with backward)"),
+    _step_seconds("exchange_s", "busy time of the exchange per step, including encoding (overlaps with backward)"),
     _step_seconds(
         "exposed_s",
-        "time per step spent waiting for the exchange after backward's own work ended (empty: measured as longer than "
-        "the step)",
+        "time per step spent waiting for the exchange after backward's own work ended (empty: the measured wait is "
+        "longer than the step)",
     ),
     _step_seconds(
         "cpu_s_per_step",
@@ -214,8 +215,8 @@ WIRE = (
     _wire(
         "support_overlap",
         float,
-        "share of the sent entries that both ranks of a pair sent, in the last step before the row, mean over all "
-        "pairs of ranks; computed from up to 2^19 positions",
+        "share of a rank's sent entries that another rank sent, too, 0 to 1: mean over all pairs of ranks in the last "
+        "step before the row, estimated from up to 2^19 positions",
     ),
     _wire(
         "measured_bandwidth_bps",
@@ -227,7 +228,7 @@ WIRE = (
     _wire(
         "link_warnings",
         str,
-        "links whose measured rate (by more than 10 %), delay or loss differs from the requested value",
+        "links whose measured rate, delay or loss differs from the requested value (a rate: by more than 10 %)",
         deterministic=False,
     ),
     _wire(
@@ -256,7 +257,7 @@ WIRE = (
 _health = partial(Column, "health")
 
 HEALTH = (
-    _health("replicas_in_sync", bool, "parameters are equal bit for bit on all ranks"),
+    _health("replicas_in_sync", bool, "whether the parameters are equal bit for bit on all ranks"),
     _health(
         "skipped_steps",
         int,
@@ -266,7 +267,8 @@ HEALTH = (
     _health(
         "factor_fallbacks",
         int,
-        "Kronecker factors so far that were sent in another form than requested, or decomposed with more damping "
+        "Kronecker factors, counted over the run so far, that were sent in another form than requested, or decomposed "
+        "with more damping "
         "(empty: no kfac)",
         better="lower",
     ),
@@ -309,7 +311,7 @@ ORIGIN = (
         absent="reference",
     ),
     _origin("git_sha", str, "commit of this project's checkout (empty: not run from a checkout)"),
-    _origin("git_dirty", bool, "whether that checkout had uncommitted changes"),
+    _origin("git_dirty", bool, "whether this project's checkout had uncommitted changes"),
     _origin("started_at", str, "start of the run, UTC", deterministic=False),
 )
 
@@ -332,7 +334,7 @@ LAYERS: tuple[Column, ...] = (
     identity("epoch", float, "epochs finished at this evaluation"),
     identity("step", int, "optimizer steps done at this evaluation"),
     identity("layer", str, "the parameter's name"),
-    _layer("kind", str, "conv, linear, attention, embedding, norm, bias or other"),
+    _layer("kind", str, "kind of layer: conv, linear, attention, embedding, norm, bias or other"),
     _layer("numel", int, "number of elements"),
     _layer("payload", str, "kind of payload in which the layer is sent; several kinds per step are joined by +"),
     _layer("payload_bytes", float, "encoded bytes per step, mean since the previous row", unit="bytes"),
@@ -347,14 +349,14 @@ LAYERS: tuple[Column, ...] = (
     _layer(
         "density_of_wanted_min",
         float,
-        "smallest (share sent / share wanted) of all steps on rank 0; above 1 if the wanted share is less than the one "
-        "entry that must be sent, 0 if all entries are zero",
+        "smallest (share sent / share wanted) of all steps on rank 0; above 1 if the wanted share is less than one "
+        "entry, because at least one is sent; 0 if all entries are zero",
     ),
     _layer("density_of_wanted_max", float, "largest (share sent / share wanted) of all steps on rank 0"),
     _layer("residual_norm", float, "L2 norm of the error-feedback residual on rank 0 (empty: no residual is kept)"),
     seconds("layer", "encode_s", "time to encode the layer, mean per step (a bucket's time is split by layer size)"),
     _layer("chosen", str, "compressor and collective that auto now uses for the layer (empty: not chosen by auto)"),
-    _layer("chosen_because", str, "measurements because of which auto chose this pair"),
+    _layer("chosen_because", str, "the measurements by which auto chose this pair of compressor and collective"),
 )
 
 LINKS: tuple[Column, ...] = (

@@ -1,4 +1,4 @@
-"""ServerProcess, a child process that answers requests: the process that forks ranks, or that of a virtual network."""
+"""ServerProcess, a child process that answers requests: it forks ranks, or keeps a virtual network."""
 
 import contextlib
 import multiprocessing
@@ -38,7 +38,7 @@ class ServerProcess(subprocess.Popen[bytes]):
                 pass_fds=[far_end.fileno()],
                 env=os.environ | variables,
                 stdin=subprocess.DEVNULL,
-                stdout=_STDERR,  # visible to the user, unless the process writes it to a log
+                stdout=_STDERR,  # the user sees the child's output, unless the child writes it to a log
                 start_new_session=True,  # so Ctrl-C reaches only the launcher, which then stops the job
                 preexec_fn=die_with_parent,
             )

@@ -70,7 +70,7 @@ def build(kind: str, text: str) -> Any:
         entry = registry.entries(kind)[spec.name]
         with registry.blaming_provider(registry.KINDS[kind].singular, entry, passing=(OptionError,)):
             return component.from_text(spec.options)
-    except Incompatible as error:  # says what would work
+    except Incompatible as error:  # its message says which components would work together
         raise UsageError(str(error)) from None
     except OptionError as error:
         raise UsageError(f"{error}; `bench list {kind} --long` shows every option with its range") from None

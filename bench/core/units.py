@@ -65,7 +65,7 @@ def parse_rate(text: str) -> float:
     """Parse a rate such as ``100mbit`` or ``1gbit`` to bits per second.
 
     Raises:
-        UsageError: the text is not a rate above 0 and up to `MAX_RATE_BPS`, or it may mean bits or bytes.
+        UsageError: the text is not a rate above 0 and up to `MAX_RATE_BPS`, or could mean bits as well as bytes.
     """
     if match := _BITS_OR_BYTES.fullmatch(text):
         prefix = match[2][:1].lower()
@@ -91,7 +91,7 @@ def parse_size(text: str) -> int:
 def parse_sizes(text: str) -> list[int]:
     """Parse a list of sizes to bytes, without repeats: ``10kB,1MB`` -> [10 000, 1 000 000].
 
-    A range of sizes stands for its first size and the doubles up to its last size: ``1KiB:4KiB`` -> [1024, 2048, 4096].
+    A range of sizes is the first size, doubled repeatedly up to the last size: ``1KiB:4KiB`` -> [1024, 2048, 4096].
 
     Raises:
         UsageError: an item is not a size, or a range begins below one byte or ends before it begins.

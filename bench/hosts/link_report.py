@@ -44,8 +44,8 @@ class NetworkReport:
     Attributes:
         measured_bandwidth_bps: `long_bps` of the slowest flow.
         measured_rtt_s: median of the flows' round trip times, in seconds.
-        measured_loss_ratio: share of all datagrams that were lost; None if none were sent, because no host loses frames
-            or all flows follow traces.
+        measured_loss_ratio: share of all datagrams that were lost; None if no datagrams were sent, because no host
+            loses frames or all flows follow traces.
         wire_headers: "exact" if every packet is one Ethernet frame, so that the interfaces count all headers; otherwise
             "estimated".
         congestion_control: name of TCP's congestion control on all hosts, such as "reno".
@@ -88,11 +88,14 @@ def link_warnings(cluster: Cluster, flows: Sequence[Flow], alone: Callable[[Flow
         again = alone(flow)
         what = f"{flow.sender} to {flow.receiver} reached {format_rate(flow.long_bps)} of {format_rate(configured_bps)}"
         if _furthest_off([again], "long_bps"):
-            what += f", and {format_rate(again.long_bps)} alone; the results are for the measured rate"
+            what += (
+                f" while all hosts sent at once, and {format_rate(again.long_bps)} while the other hosts were silent:"
+                " the link differs from its configuration, so the results are for the measured rate"
+            )
         else:
             what += (
-                f" while all hosts sent at once, and {format_rate(again.long_bps)} alone: this machine's processors are"
-                " the limit; use fewer hosts or a slower link"
+                f" while all hosts sent at once, and {format_rate(again.long_bps)} while the other hosts were silent:"
+                " this machine's processors are the limit; use fewer hosts or a slower link"
             )
         warnings.append(what)
 
@@ -104,13 +107,13 @@ def link_warnings(cluster: Cluster, flows: Sequence[Flow], alone: Callable[[Flow
         if _furthest_off([again], "short_bps"):
             what = "; short messages may look faster or slower than on a real link"
             if cluster.wire_headers == "estimated" and again.short_bps > configured_bps:
-                what = ": above 300 Mbit/s up to 1 ms of traffic passes at once, so short messages look too fast"
+                what = ": above 300 Mbit/s, up to 1 ms of traffic passes at once, so short messages look too fast"
             warnings.append(
                 f"{flow.sender} to {flow.receiver}: {SHORT_MESSAGE_BYTES // 1000} kB after a silence passed at"
                 f" {format_rate(again.short_bps)} instead of the configured {format_rate(configured_bps)}{what}"
             )
 
-    for flow in flows if not cluster.traces else ():  # with a trace, a message's wait depends on the moment
+    for flow in flows if not cluster.traces else ():  # on a link with a trace, the delay depends on the moment
         ends = hosts[flow.sender], hosts[flow.receiver]
         latency_s, jitter_s = sum(host.latency_s for host in ends), sum(host.jitter_s for host in ends)
         if latency_s and abs(flow.rtt_s - latency_s) > max(_TOLERANCE * latency_s, _RTT_TOLERANCE_S) + jitter_s:

@@ -186,7 +186,7 @@ def start_in(namespace: str, fn: Callable[[], Result]) -> Future[Result]:
 
     Args:
         namespace: the namespace's name for `ip netns`.
-        fn: the function to run; the thread ends with it.
+        fn: the function to run; the thread ends when it returns.
     """
     outcome: Future[Result] = Future()
 
@@ -217,7 +217,7 @@ def set_congestion_control(cluster: Cluster) -> str:
 
 
 def _write(setting: Path) -> str:
-    with contextlib.suppress(OSError):  # some sandboxes forbid it, and `congestion_warnings` reports it
+    with contextlib.suppress(OSError):  # some sandboxes forbid the setting; `congestion_warnings` then warns
         setting.write_text(CONGESTION_CONTROL, encoding="ascii")
     return setting.read_text(encoding="ascii").strip()
 

@@ -3,7 +3,8 @@
 `bench.hosts.virtual_network` starts the supervisor as ``python -m bench.hosts.supervisor CONNECTION`` in private user,
 network and mount namespaces. The supervisor reads requests from the connection. The first request is the cluster; the
 answer has the measurements of the links and the environment variables for processes on hosts. Each further request is
-the seed of a job, right before the job starts. The supervisor ends when the launcher ends or closes the connection.
+the seed of a job, sent right before the job starts. The supervisor ends when the launcher ends or closes the
+connection.
 """
 
 import contextlib

@@ -46,7 +46,7 @@ class VirtualNetwork(ServerProcess):
     def __init__(self, cluster: Cluster) -> None:
         for what, needed in ("the Python interpreter", Path(sys.executable)), ("bench", Path(__file__)):
             if any(each.is_relative_to("/run") for each in (needed.absolute(), needed.resolve())):
-                raise UsageError(f"{what} is {needed}, and virtual hosts need /run for themselves; use another place")
+                raise UsageError(f"{what} is {needed}, and virtual hosts have their own /run; install it elsewhere")
         self.cluster = cluster
         chosen = support.check_and_choose_backend(cluster)
         command = [*UNSHARE, sys.executable, "-m", SUPERVISOR]

@@ -316,7 +316,7 @@ def _notes(config: RunConfig, parts: Components, of_strategy: Sequence[str]) -> 
         ),
         (
             steps is not None and "warmup_epochs" in parts.compressor.option_names(),
-            "with --steps, the compressor has no warm-up: it compresses fully wherever it is used",
+            "with --steps, the compressor has no warm-up: it has its final ratio wherever it is used",
         ),
     )
     yield from (sentence for applies, sentence in notes if applies)

@@ -74,7 +74,7 @@ class Recipe:
 
 
 def _normalised(name: str, value: Any) -> Any:
-    """Return an option's value as in a complete configuration: a component's spec with the options that it fills in."""
+    """Return an option's value as a complete configuration states it: a component's spec is parsed and written anew."""
     kind = next((each.flag.kind for each in RunConfig.options() if each.name == name and each.flag), "")
     return str(spec.build(kind, value)) if kind else value
 
@@ -108,7 +108,7 @@ def with_recipe(given: Mapping[str, Any]) -> dict[str, Any]:
         return dict(given)
     kept = {name for name, value in given.items() if value is not None}
     kept |= {name for alternatives in _ALTERNATIVES if alternatives & kept for name in alternatives}
-    if "steps" in kept:  # evaluations then count steps
+    if "steps" in kept:  # with --steps, eval_every counts steps
         kept.add("eval_every")
     options = recipe(str(given["recipe"])).options
     return dict(given) | {name: value for name, value in options.items() if name not in kept}

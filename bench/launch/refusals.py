@@ -37,7 +37,7 @@ class Components:
 
 
 def option_refusals(options: RunConfig) -> list[Refusal]:
-    """Return the impossible combinations of options, as far as options alone show them."""
+    """Return the impossible combinations of options that can be found from the options alone."""
     is_tracker_missing = options.track != "none" and importlib.util.find_spec(options.track) is None
     return [
         Refusal(
@@ -132,7 +132,7 @@ def sample_refusals(config: RunConfig) -> list[Refusal]:
 
 
 def straggler_refusals(straggler: Straggler | None, world_size: int) -> list[Refusal]:
-    """Return the impossible combination of a straggler and too few ranks."""
+    """Return the refusal of a straggler whose rank does not exist, because there are too few ranks."""
     last = straggler and str(dataclasses.replace(straggler, rank=world_size - 1))
     return [
         Refusal(
@@ -183,7 +183,7 @@ def training_refusals(config: RunConfig, parts: Components) -> list[Refusal]:
 def class_refusals(config: RunConfig, num_classes: int) -> list[Refusal]:
     """Return the impossible combinations of --partition and a number of classes.
 
-    They have more classes per rank than there are, or too few ranks for all classes.
+    Such a partition gives each rank more classes than the data set has, or too few to use all classes.
     """
     per_rank = Partition.parse(config.partition).per_rank or 0
     enough = math.ceil(num_classes / config.replicas)
@@ -205,9 +205,9 @@ def class_refusals(config: RunConfig, num_classes: int) -> list[Refusal]:
 
 
 def clipping_refusals(config: RunConfig, parts: Components) -> list[Refusal]:
-    """Return the impossible combinations of --clip-norm and methods with which no rank has the mean gradient."""
+    """Return the impossible combinations of --clip-norm and methods with which no rank has a mean gradient to clip."""
     method, is_clipped = parts.compressor.component_name, config.clip_norm is not None
-    instead = f" ({method}:clip_norm clips before it)" if hasattr(parts.compressor, "clip_norm") else ""
+    instead = f" ({method}:clip_norm clips before momentum)" if hasattr(parts.compressor, "clip_norm") else ""
     return [
         Refusal(
             is_clipped and parts.compressor.traits.owns_momentum,

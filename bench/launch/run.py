@@ -114,7 +114,7 @@ def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]]
 def _watched(
     config: RunConfig, folder: RunFolder, on_progress: Callable[[dict[str, Any]], None], server: ForkServer
 ) -> Result:
-    """Execute the run's job; if the job lost a process, restart it up to `config.max_restarts` times."""
+    """Execute the run's job; if the job lost a process, restart the job up to `config.max_restarts` times."""
     result, was_lost = _execute(config, folder, on_progress, server)
     for attempt in range(1, config.max_restarts + 1):
         if not was_lost:
@@ -188,7 +188,7 @@ def _launch(config: RunConfig, folder: RunFolder, server: ForkServer) -> torchru
         if is_new:
             shutil.rmtree(folder.path)
         else:
-            with contextlib.suppress(OSError, StoreError):  # the refusal is raised instead
+            with contextlib.suppress(OSError, StoreError):  # `refusal` is raised instead
                 record_ending(config, folder, "interrupted", str(refusal))
         raise
 

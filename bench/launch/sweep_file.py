@@ -1,6 +1,6 @@
 """Read sweep files, which describe many runs with the options of `bench run`.
 
-`[base]` holds options that all runs share. `[matrix]` holds a list of values for each of some options; every
+`[base]` holds options that all runs share. `[matrix]` gives some options a list of values each; every
 combination of these values is a configuration. Each `[[method]]` holds options that belong together, such as a
 compressor and its learning rate, and is combined with the whole matrix. Each `[[include]]` adds one configuration; each
 `[[exclude]]` removes the matching configurations from the matrix. Every configuration is run with every seed (`seeds`,
@@ -181,7 +181,7 @@ def _pop_seeds(table: Settings, path: Path) -> list[int]:
 
 
 def _by_name(table: Mapping[str, Any], where: str, *further: str, lists: bool = False) -> Settings:
-    """Return a table of a sweep file by option name, after checking its keys and that its values have the right form.
+    """Check the keys of a sweep file's table and the form of its values; return the values by option name.
 
     If `lists` is True, each value must be a list that is not empty; otherwise, each must be a single value. `further`
     are keys that are allowed in addition to the keys of options.
@@ -252,7 +252,7 @@ def _options(settings: Settings) -> RunConfig:
 
 
 def _refusals(where: str, settings: list[Settings], outcomes: Sequence[RunConfig | UsageError]) -> str:
-    """Return an error message with one line per reason: the options that its configurations share, then the reason."""
+    """Return an error message with one line per reason: the options that the refused runs share, then the reason."""
     shared: dict[str, Settings] = {}
     for each, outcome in zip(settings, outcomes, strict=True):
         if isinstance(outcome, UsageError):

@@ -1,4 +1,4 @@
-"""Refuse wrong options at once: check options without importing torch, which takes seconds.
+"""Check options without importing torch, which takes seconds, so that wrong options are refused at once.
 
 Checking options imports components, which import torch and numpy. So the functions that check options are called in a
 forked process in which components import placeholders instead of these packages. Modules may refer to a placeholder,

@@ -124,7 +124,7 @@ class Checkpointer:
                 why = str(error.strerror or error)
         self._give_up(step, gather_json(why, self._group))
         if self._completes:
-            self._checkpoints.remove(operator.lt, step)  # not newer ones, which other ranks may be writing
+            self._checkpoints.remove(operator.lt, step)  # other ranks may be writing newer ones
         self._last_step = step
 
     def _give_up(self, step: int, problems: list[str | None]) -> None:
@@ -265,7 +265,7 @@ def _means(by_rank: Sequence[dict[Any, torch.Tensor]]) -> dict[Any, torch.Tensor
 def _redistributed(
     saved: Sequence[RankState], config: RunConfig, rank: int, dataset: Dataset, train: Samples
 ) -> RankState:
-    """Return the state of a new rank's `Batches`, with its share of the samples that the epoch has not used yet.
+    """Return the state of a new rank's `Batches`, with the rank's share of the samples that the epoch has not used.
 
     Args:
         saved: the old ranks' states of `Batches`.

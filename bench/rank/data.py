@@ -78,8 +78,8 @@ class Batches:
         self._size = config.samples_per_step
         self.per_epoch = min(map(len, shards)) // self._size
         self._used = 0
-        # [epoch, number of a batch, samples]: from this batch on, these samples replace the rest of the epoch, in which
-        # the number of ranks has changed
+        # [epoch, number of a batch, samples] if the number of ranks changed in this epoch: from this batch on, these
+        # samples replace the rest of the epoch
         self._rest: list[Any] | None = None
         self._begin_epoch()
 
@@ -126,7 +126,7 @@ class Batches:
         self._generator = augmentation_generator(seed, self._rank, epoch)
         if self._rest is not None and self._rest[0] == epoch:
             _, first, samples = self._rest
-            self._order = torch.cat([samples.new_zeros(first * self._size), samples])  # earlier batches are never read
+            self._order = torch.cat([samples.new_zeros(first * self._size), samples])  # the zeros are never read
 
 
 # Number of images of 32x32 pixels per evaluation batch. If samples are larger, a batch has fewer, so that the number of
@@ -134,7 +134,7 @@ class Batches:
 EVALUATION_BATCH = 256
 # Bytes of a text per evaluation batch; few, because a network holds many numbers for each byte.
 EVALUATION_BYTES = 4096
-# Number of training samples to evaluate: few enough to be cheap, with a standard error of half a point at 97 %.
+# Number of training samples to evaluate: few enough to be cheap. At 97 % accuracy, the standard error is half a point.
 TRAIN_SAMPLES = 1000
 
 
@@ -183,7 +183,7 @@ def _means(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> 
 
 
 def train_sample(train: Samples) -> Samples:
-    """Return the training samples to evaluate: always the same ones, with about the set's class proportions."""
+    """Return the training samples to evaluate: always the same, with about the class shares of the whole set."""
     return train.subset(min(TRAIN_SAMPLES, len(train)))
 
 
@@ -255,9 +255,9 @@ def evaluate(
 ) -> list[Evaluation]:
     """Return the model's mean loss and accuracy on each set of samples; the results are the same on every rank.
 
-    The model is evaluated with running statistics (of BatchNorm) pooled over ranks. Afterwards, it is in training mode
-    and has this rank's own statistics again; otherwise, each evaluation would make the ranks' statistics equal. Every
-    rank of the group must call this function.
+    The model is evaluated with running statistics (of BatchNorm) pooled over ranks. Afterwards, it is in training mode,
+    and this rank's own statistics are restored; otherwise, each evaluation would make the ranks' statistics equal.
+    Every rank of the group must call this function.
 
     Args:
         model: the network.

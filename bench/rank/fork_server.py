@@ -45,7 +45,7 @@ except Exception as error:
     if (refusal := environment.failure_to_import_torch(error)) is None:
         raise
     with Connection(int(sys.argv[2])) as waiting:
-        waiting.send(refusal)  # the answer to the first request
+        waiting.send(refusal)  # the launcher reads it as the answer to its first request
     sys.exit(1)
 
 POLL_S = 0.02
@@ -240,7 +240,7 @@ def _wait(module: str, running: dict[int, PContext], grace_s: float, restarts: R
 
 
 def _call(module: str, name: str, folder: RunFolder) -> Any:
-    """Return the result of the module's function of this name for the folder; None if it does not exist or fails."""
+    """Return the result of calling a module's function with a folder; None if there is no function, or it fails."""
     function = getattr(importlib.import_module(module), name, lambda _: None)
     try:
         return function(str(folder.path))

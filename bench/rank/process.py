@@ -155,7 +155,7 @@ def set_up_device(name: str, threads: int) -> torch.device:
     # The same seed must give the same numbers.
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.allow_tf32 = False  # results are said to be in fp32
+    torch.backends.cudnn.allow_tf32 = False  # no TF32, because results are documented as fp32
     return device
 
 
@@ -247,7 +247,7 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
             timeout=datetime.timedelta(seconds=timeout_s),
             device_id=device if own_gpu else None,
         )
-        failure_detector()  # from now on this rank answers when others ask who is still there
+        failure_detector()  # its thread answers other ranks that ask which ranks are alive
     except RuntimeError as error:
         # True if another rank or the store is gone; False for a fault of this rank, such as a port in use.
         lost_store = isinstance(error, dist.DistNetworkError | dist.DistStoreError) and "EADDRINUSE" not in str(error)

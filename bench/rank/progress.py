@@ -72,7 +72,7 @@ class ProgressFile:
             "accuracy": self.last_row.get("test_accuracy"),
             "bits_per_byte": self.last_row.get("test_bits_per_byte"),
             "samples_per_s": (samples - self._samples) / elapsed if elapsed else None,
-            # unknown if the value is above 1, because there were too few readings
+            # None if the share is above 1: too few waits were measured
             "waiting_share": waiting_share if waiting_share is None or waiting_share <= 1.0 else None,
             "eta_s": (total_steps - step) * elapsed / steps if elapsed else None,
         }

@@ -86,7 +86,7 @@ class StepSums:
     Attributes:
         steps: number of steps.
         entries: number of gradient elements transmitted.
-        figures: the values of all steps for each name in the `figures` of their reports.
+        figures: by name, the values that the steps' reports have in `figures`, one per step.
         wire_sent, wire_received: bytes sent and received by the virtual host's network interface, including headers.
     """
 
@@ -249,9 +249,9 @@ class Recorder:
 
         Args:
             columns: values of columns of `metrics.csv`, by column name; values of rank 0 are recorded.
-            figures: this rank's values for columns that combine all ranks. So far: `samples` used and `skipped_steps`.
-                Since the previous row: `train_loss` (mean), `steps_per_s` and `cpu_s_per_step`; each of them is None if
-                no step was measured.
+            figures: this rank's values for columns that combine all ranks. Since the start of the run:
+                `samples` (used) and `skipped_steps`. Since the previous row: `train_loss` (mean), `steps_per_s` and
+                `cpu_s_per_step`; each of these three is None if no step was measured.
         """
         everyone = self._gathered(figures)
         reached = self.config.reaches_target(columns["test_accuracy"], columns["test_bits_per_byte"])

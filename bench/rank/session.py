@@ -1,4 +1,4 @@
-"""Build what a rank needs, the same for training and for timing: components, network, samples and restored state."""
+"""Build a rank's components, network, samples and restored state, for training and for timing."""
 
 import functools
 import os
@@ -69,7 +69,7 @@ def data_and_state(
     if len(set(gather_json(bits_hash(known), group))) > 1:
         raise RunFailed(f"ranks loaded different data with one seed; {way_to_agree(config.dataset, config)}")
     data = RankData.of(config, dataset, train, test)
-    if own_rank() == 0 and not config.holdout_size:  # the yardsticks are for the test set
+    if own_rank() == 0 and not config.holdout_size:  # yardsticks describe the test set
         data.columns.update(dataset.yardsticks())
     if (smallest := min(map(len, data.shards))) < config.samples_per_step:
         raise RunFailed(
@@ -77,7 +77,7 @@ def data_and_state(
             f"{config.samples_per_step}; lower --batch-size or --world-size"
         )
     if own_rank() == 0 and dataset.has_classes:
-        folder.partition.unlink(missing_ok=True)  # it may be of another number of ranks
+        folder.partition.unlink(missing_ok=True)  # the old file may be for another number of ranks
         counts = partition.class_counts(train.targets, data.shards)
         RowWriter(folder.partition, PARTITION).extend(
             {"run_id": folder.run_id, "rank": rank, "class": label, "samples": int(counts[rank, label])}
@@ -117,7 +117,7 @@ def parts_of(config: RunConfig) -> tuple[Samples, Samples]:
 
 
 def _parts(config: RunConfig) -> tuple[Samples, Samples, int]:
-    """Return what `parts_of` returns, and the id of the process that has loaded the samples."""
+    """Return the training samples, the samples to evaluate on, and the id of the process that loaded them."""
     load = functools.partial(
         _load,
         config.filled["dataset"],

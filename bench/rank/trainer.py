@@ -66,8 +66,8 @@ class StepTime:
 def speed_columns(steps: Sequence[StepTime], interval: int = 1) -> dict[str, float | None]:
     """Return the values of the columns about the time of a step and its parts, in seconds, by column name.
 
-    The dict is empty if there are no steps. If `interval` is above 1, median and percentile are those of the mean step
-    times of intervals, because only some steps of each interval exchange anything.
+    The dict is empty if there are no steps. If `interval` is above 1, the steps are averaged over intervals
+    of this many steps before median and percentile are computed, because only some steps of an interval exchange data.
 
     The time of a part of a step, such as encoding, is (its share of the time of all steps) x (the median step). The
     mean time of the part is not used, because it could exceed the median step if a few steps are slow.
@@ -232,9 +232,10 @@ class Trainer:
         """Return the optimizer step at which the next evaluation or checkpoint is due, at most the run's last step.
 
         Args:
-            every: number of epochs (with --steps: steps) until then; 0 for the run's last step. If it is a fraction of
-                an epoch, the result is the first step at or after the next multiple of this fraction.
-            at_multiple: True to return the next step that is a multiple of `every`.
+            every: number of epochs (with --steps: steps) between two evaluations or checkpoints, such as 2 or 0.25. A
+                whole number is counted from the current step. A fraction is counted from the start of the run, and
+                rounded up to a step. If the number is 0, the result is the run's last step.
+            at_multiple: True to count whole numbers from the start of the run, like fractions.
         """
         period = every * (1 if self.config.steps else self.steps_per_epoch)
         if not period:
@@ -322,7 +323,7 @@ class Trainer:
             self._check_losses()
 
     def _check_losses(self) -> None:
-        """Check the losses since the last check; on a CPU this happens before the loss's gradient is used.
+        """Check the losses since the last check; on a CPU, each loss is checked before its gradient is used.
 
         Raises:
             Diverged: a loss is infinite or NaN.
@@ -336,7 +337,7 @@ class Trainer:
             found = f"the loss is {float(recent[first])} at step {step}"
             check_inputs(self._inputs, found)
             if self.device.type != "cpu" and isinstance(self.data.train.inputs, torch.Tensor):
-                check_inputs(self.data.train.inputs, found)  # the step's own batch is gone
+                check_inputs(self.data.train.inputs, found)  # that step's batch is gone
             if step <= self.skipped_steps:
                 raise NeverFinite(f"{found}, {_NO_UPDATE}")
             raise Diverged(f"{found}; training has diverged: try a lower --lr")
@@ -345,7 +346,7 @@ class Trainer:
     def _evaluate(self) -> str:
         """Evaluate the model and write a row; return the row's status, "ok" for the run's last row or "running".
 
-        A rank that does not evaluate only hands over its figures.
+        A rank that does not evaluate only sends its measurements to the rank that evaluates.
         """
         times, self.times = self.times, []
         figures = self._figures(times)

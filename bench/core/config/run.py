@@ -66,7 +66,7 @@ class JobConfig(Configuration):
         float,
         Ge(1),
         Le(MAX_TIMEOUT_S),
-        Doc("most seconds for one step, sum or round of sums; if one takes longer, the job ends, naming the late rank"),
+        Doc("time limit in seconds for a step, sum or round of sums; if exceeded, the job ends, naming the late rank"),
         Flag(PROCESSES, name="--timeout"),
         NOT_RECORDED,
     ] = 300.0
@@ -79,7 +79,7 @@ class RanksConfig(JobConfig):
     world_size: Annotated[
         RankCount,
         Doc("number of ranks of the whole job"),
-        Flag(PROCESSES, chosen=f"{DEFAULT_WORLD_SIZE}, or as many as the virtual hosts have"),
+        Flag(PROCESSES, chosen=f"{DEFAULT_WORLD_SIZE}, or the number of ranks on the virtual hosts"),
     ] = NOT_GIVEN
     threads: Annotated[Threads, Flag(PROCESSES, chosen="cores / ranks")] = NOT_GIVEN
     nnodes: Annotated[
@@ -130,7 +130,7 @@ class RanksConfig(JobConfig):
     ] = None
     # The fields below are computed from the options above. The recorded numbers and the digest describe the cluster
     # completely, so `cluster` itself is not part of the experiment's identity.
-    cluster: Annotated[dict[str, Any] | None, Doc("the virtual hosts, as `Cluster.to_dict`"), NOT_RECORDED] = None
+    cluster: Annotated[dict[str, Any] | None, Doc("the result of `Cluster.to_dict`"), NOT_RECORDED] = None
     uplink_bps: Annotated[
         float | None,
         Doc("slowest sending rate set for any host; a varying rate counts as its mean (empty: not limited)"),
@@ -142,12 +142,12 @@ class RanksConfig(JobConfig):
         Recorded(unit="bit/s"),
     ] = None
     link_trace: Annotated[str | None, Doc("name and digest of the trace files (empty: the rates are constant)")] = None
-    latency_s: Annotated[float | None, Doc("longest one-way delay set for a link"), Recorded(unit="s")] = None
+    latency_s: Annotated[float | None, Doc("longest one-way delay that is set for any link"), Recorded(unit="s")] = None
     jitter_s: Annotated[
         float | None, Doc("largest random deviation from the delay, up or down"), Recorded(unit="s")
     ] = None
-    loss_ratio: Annotated[float | None, Doc("largest share of a host's frames that is lost on purpose")] = None
-    cpu_share: Annotated[float | None, Doc("smallest share of time in which any host's processes may run")] = None
+    loss_ratio: Annotated[float | None, Doc("largest share of frames that any host loses on purpose")] = None
+    cpu_share: Annotated[float | None, Doc("smallest share of time in which a host's processes may run")] = None
     cluster_digest: Annotated[str | None, Doc("hash of all links (empty: all hosts are equal)")] = None
 
 
@@ -178,7 +178,7 @@ class RunConfig(RanksConfig):
 
     recipe: Annotated[
         str | None,
-        Doc("published set of options to start from; options that you give replace its own; see bench list recipes"),
+        Doc("published set of options to start from; options that you give replace them; see bench list recipes"),
         Flag(WHAT),
         Recorded(identity=False),  # the options that the recipe sets are part of the identity
     ] = None
@@ -196,7 +196,7 @@ class RunConfig(RanksConfig):
     ] = NOT_GIVEN
     accumulate: Annotated[
         Count,
-        Doc("batches whose gradients each rank adds up before it exchanges them and makes a step"),
+        Doc("number of batches per step on each rank; their gradients are added up before the exchange"),
         Flag(WHAT),
     ] = 1
     epochs: Annotated[
@@ -296,7 +296,7 @@ class RunConfig(RanksConfig):
         BucketMb,
         Flag(
             COMMUNICATION,
-            chosen="25 to 45 % of the model, but 1 to 25 MiB; the whole model for group_topk:scope=model; "
+            chosen="25 to 45 % of the model, within 1 to 25 MiB; the whole model for group_topk:scope=model; "
             "none without DDP",
         ),
     ] = NOT_GIVEN
@@ -321,7 +321,7 @@ class RunConfig(RanksConfig):
         float | None,
         Ge(0),
         Le(8),
-        Doc("like target_accuracy, but for a text: bits per byte of the held-out text"),
+        Doc("target for a text, like target_accuracy: bits per byte of the held-out text"),
         Flag(MEASUREMENT),
     ] = None
     stop_at_target: Annotated[
@@ -340,7 +340,7 @@ class RunConfig(RanksConfig):
     warmup_steps: Annotated[CountOrZero, Doc("steps at the start that are not timed"), Flag(MEASUREMENT)] = 3
     rates_tried: Annotated[
         CountOrZero,
-        Doc("number of learning rates or settings tried on held-out samples to choose this run's; 0: not tuned"),
+        Doc("number of learning rates or settings tried on held-out samples before one was chosen; 0: not tuned"),
         Flag(MEASUREMENT),
         Recorded(identity=False),
     ] = 0
@@ -366,7 +366,7 @@ class RunConfig(RanksConfig):
     ] = 0
     max_restarts: Annotated[
         CountOrZero,
-        Doc("how often the job may restart from its last checkpoint after it loses a rank or machine"),
+        Doc("number of times that the job may lose a rank or machine and restart from its last checkpoint"),
         Flag(PROCESSES),
         NOT_RECORDED,
     ] = 0
@@ -393,7 +393,7 @@ class RunConfig(RanksConfig):
     ] = "none"
     filled: Annotated[
         dict[str, str],
-        Doc("component specs with every option, by field name; the fields themselves hold shorter specs"),
+        Doc("full spec of each component, with every option, by field name; the fields hold shorter specs"),
         NOT_RECORDED,
     ] = dataclasses.field(default_factory=dict)
     notes: Annotated[

@@ -176,7 +176,7 @@ class Forwarder:
         return f"{os.getpid()}/task/{self._thread.native_id}"
 
     def restart(self, seed: int) -> None:
-        """Start the varying rates, losses and jitter from their beginning, with this seed, while frames pass on."""
+        """Start the varying rates, losses and jitter from their beginning, with this seed; frames continue to pass."""
         self._network.seed = seed
         self._network.origin_ns = time.monotonic_ns()
 

@@ -198,7 +198,7 @@ def record_ending(
     summary = ending | reached
     try:
         if wall_time_s is not None and (last := _last_row_with(folder, "wall_time_s")):
-            # The last row holds the duration of the run's earlier jobs, or of these and this job together.
+            # The last row holds the duration of the run's earlier jobs, or of the earlier jobs and this job together.
             before_s: float = last["wall_time_s"]
             is_included = last.get("resumes") == resumes
             wall_time_s = max(before_s, wall_time_s) if is_included else before_s + wall_time_s
@@ -215,9 +215,9 @@ def _last_row_with(folder: RunFolder, column: str) -> dict[str, Any]:
 
 
 def noted(command: str, folder: Path) -> AbstractContextManager[object]:
-    """Keep a file that names a job's folder while the block runs.
+    """While the block runs, keep a file that names a job's folder.
 
-    If this process is killed, the next command finds the job by this file and cleans up (`clear_away`).
+    If this process is killed, the file stays: the next command finds the job by it and cleans up (`clear_away`).
 
     Do nothing if the file cannot be written.
 
@@ -264,14 +264,14 @@ def _clear_away(command: str, folder: RunFolder) -> str:
     The sentence is empty if nothing had to be done.
     """
     path = folder.path
-    if not path.exists() or folder.status.exists():  # already removed, or the job had ended
+    if not path.exists() or folder.status.exists():  # the folder was removed already, or the job had ended
         return ""
     if command == "run" and any(inside.is_file() for inside in path.rglob("*")):
         try:
             record_ending(RunConfig.from_json(folder.config), folder, "interrupted", "bench was killed")
             kept = "its rows so far are kept"
         except (OSError, BenchError) as error:
-            kept = f"a last row that says so could not be written ({error})"
+            kept = f"a last row that records this could not be written ({error})"
         return f"bench was killed during an earlier run; {kept} in {path}"
     shutil.rmtree(path, ignore_errors=True)
     if command == "run":

@@ -109,7 +109,7 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
         self._processes[threads] = ServerProcess(NAME, command, job_variables(threads, is_local=True))
 
     def warm_up_for(self, config: RanksConfig) -> None:
-        """Start a process that imports torch for a job, unless there is one or this process has imported torch itself.
+        """Start a process that imports torch for a job, unless one runs or this process has imported torch itself.
 
         A process for another number of threads, which was started for incomplete options, is killed. Nothing is done
         for a job on several machines, because its ranks are not forked.
@@ -140,8 +140,8 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
     def network(self, cluster: Cluster) -> VirtualNetwork:
         """Return the running network of a cluster.
 
-        If the previous job had the same cluster, its network is used again. Otherwise, a new network is built, after
-        the network of the other cluster was closed.
+        If the previous job had the same cluster, its network is used again. Otherwise, the old network is
+        closed, and a new one is built.
 
         Raises:
             UsageError: virtual hosts, or the settings of their links, are not possible here.

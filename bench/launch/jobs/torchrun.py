@@ -62,7 +62,7 @@ class MachineZero:
 POLL_S = 0.1
 # Port of the rendezvous on virtual host 0; the network is private, so the port is always free.
 _PORT = 29500
-# A running job: all of it on this machine, or this machine's part of it.
+# A running job: a whole job on one machine, or this machine's part of a job on several machines.
 Started = ForkedJob | subprocess.Popen[bytes]
 
 
@@ -156,7 +156,7 @@ def agent_on_host(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line of a virtual host's torchrun agent, and the environment variables to add for it.
 
-    The command is the one that a machine of a real cluster would run. The rendezvous is static, so host i holds ranks
+    A machine of a real cluster would run the same command. The rendezvous is static, so host i holds ranks
     i x `ranks_per_host` and up.
 
     Args:

@@ -130,7 +130,7 @@ def of_another_run(folder: RunFolder) -> None:
             of_another_form,
             "was written by gradwire 0.0.9 in format 0, and this version reads format 6; resume the run",
         ),
-        (of_another_run, "belongs to run .*, and config.json here has digest .*; put the run's own config.json and"),
+        (of_another_run, "belongs to run .*, but config.json here has digest .*; put the run's own config.json and"),
     ],
 )
 def test_what_training_cannot_go_on_from_is_refused_in_one_sentence(

@@ -50,7 +50,7 @@ def test_a_slow_machine_is_told_from_a_slow_link() -> None:
     assert busy.startswith("host0 to host1 reached 70 Mbit/s of 100 Mbit/s while all hosts sent at once, and 99 Mbit/s")
     assert "processors are the limit" in busy
     (wrong,) = link_warnings(cluster(), flows, lambda measured: measured)
-    assert "and 70 Mbit/s alone" in wrong
+    assert "and 70 Mbit/s while the other hosts were silent" in wrong
 
 
 def test_one_pause_of_the_machine_is_no_warning_about_short_messages() -> None:

@@ -49,7 +49,7 @@ def test_a_run_whose_configuration_cannot_be_read_is_named(
     leave_note(notes, "run", folder.path)
     clear_away()
     said = capsys.readouterr().err
-    assert "note: bench was killed during an earlier run; a last row that says so could not be written" in said
+    assert "note: bench was killed during an earlier run; a last row that records this could not be written" in said
     assert str(folder.path) in said
     assert list(notes.iterdir()) == []
 
