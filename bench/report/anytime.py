@@ -23,7 +23,7 @@ _EFFECT_PRECISION = 0.25
 
 
 def log_e_value(values: Sequence[float]) -> float:
-    """Return the natural log of the e-value against "the values are symmetric around 0".
+    """Return the natural log of the e-value against the hypothesis "the values are symmetric around 0".
 
     Args:
         values: log ratios, one per seed.

@@ -83,8 +83,8 @@ def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
     A row that is worse in speed or quality crosses a limit only if the difference is significant.
 
     Raises:
-        UsageError: a limit is of kind ``slower``, but the comparison is about the quality of the models; or a limit is
-            for another measure of quality than that of the compared runs.
+        UsageError: a limit is of kind ``slower``, but the comparison is about the quality of the models; or a limit
+            names a measure of quality that the compared runs do not use.
     """
     result = GateResult()
     keys = comparison.by or ("config_id",)

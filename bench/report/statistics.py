@@ -117,7 +117,7 @@ def difference(
             differences within these pairs. If False, the interval is Welch's.
         counted: True if the values are counts that do not depend on the seed; a difference without any spread then has
             a p-value of 0. If False, zero spread over a few seeds is a coincidence or due to the coarse steps of
-            accuracy; the p-value is then the probability that random values are in this order.
+            accuracy; the p-value is then the probability that random values would lie in this order.
         rule: "anytime" keeps the interval and p-value of paired values valid even if seeds are added until the result
             is clear, but needs more seeds than "fixed".
 

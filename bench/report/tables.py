@@ -20,7 +20,7 @@ from bench.core.columns import to_cell
 from bench.report.columns import NOTHING
 
 _GAP = "  "  # between columns
-_NARROWEST_NAME = 2  # least width of a column of names, whose longer names are printed above their rows
+_NARROWEST_NAME = 2  # smallest width of a column of names; a longer name is printed above its row
 _LATEX = str.maketrans(
     {sign: f"\\{sign}" for sign in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}

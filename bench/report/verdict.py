@@ -28,7 +28,7 @@ _MACHINE = ("host", "cpu", "torch_version", "kernels", "threads", "device")
 _WORK = [name for name in (*WORKLOAD, "accumulate") if name not in _MACHINE]
 # In these columns an empty cell means "none", not "unknown".
 _NONE_COUNTS = ("epochs", "steps", "uplink_bps", "downlink_bps", "link_trace", "cluster_digest", "straggler")
-SHORT = 10  # if the last evaluation interval is this many times shorter than the one before, its speed says too little
+SHORT = 10  # the speed of an evaluation interval this many times shorter than the one before says too little
 
 
 def in_lines(comparison: Comparison) -> list[str]:
@@ -187,8 +187,9 @@ def caveats(comparison: Comparison) -> Iterator[str]:
     for group in groups:
         if mixed := [name for name in SETTINGS if name not in comparison.by and len(group.distinct(name)) > 1]:
             yield (
-                f"{group.short} averages runs that differ in {', '.join(mixed)}, so intervals show more than noise; "
-                f"also group by these: --by {','.join([*comparison.by, *mixed])}"
+                f"{group.short} averages runs that differ in {', '.join(mixed)}, so its intervals mix noise with "
+                "the effect of these settings; to show such runs in separate rows, write --by "
+                f"{','.join([*comparison.by, *mixed])}"
             )
     yield from _missed(comparison)
     yield from _too_few(comparison)
