@@ -35,7 +35,7 @@ ENOUGH_MISSES = 3
 NUM_JOBS, JOBS_PER_SEED = 8, 2
 FEWEST_SEEDS = NUM_JOBS // JOBS_PER_SEED
 LONGEST_TIMING_S = 2.0
-# Steps are also timed on links of up to 16 times the rate, but not above what two cores emulate well.
+# Steps are also timed at up to 16 times the rate of the link, but not at rates that two cores cannot emulate well.
 LARGEST_RATE_FACTOR, LARGEST_RATE_BPS = 16.0, 200e6
 
 
@@ -264,7 +264,7 @@ class Search:
         return checks
 
     def _check_of(self, method: Method, trajectory: Trajectory) -> LinkCheck:
-        """Train a method once on the link, and time steps right before and after; reuse a check in the folder."""
+        """Train a method once on the link, timing steps right before and after; reuse an earlier check in the folder."""
         config = dataclasses.replace(method.on_link, seed=trajectory.seed)
         path = self.folder / "step-times" / f"check-{config.digest}.json"
         if (stored := read_json(path)) is not None:
@@ -296,7 +296,7 @@ class Search:
     def _rates(
         self, evidence: Sequence[Evidence], decisions: Sequence[MethodDecision]
     ) -> tuple[list[float], dict[str, float]]:
-        """Also time the steps at higher rates of the link, if all of its directions have the same rate.
+        """Also time the steps at higher rates of the link, if the link has the same rate in all directions.
 
         Returns:
             The tried rates in bit/s, and for each method that is faster on this link, the highest rate in bit/s at

@@ -34,7 +34,7 @@ FILE = "study.json"
 METHOD_KINDS = ("compressors", "strategies", "optimizers")
 # Options of `DecideConfig` that a study keeps; the other options limit the seeds and the time of one call.
 RULE_OPTIONS = ("same", "alpha", "accuracy_margin")
-# Spaces between components; spaces beside "," ":" or "=" are inside a component.
+# Matches spaces between components, but no spaces beside "," ":" or "=", which are inside a component.
 _SPACES = re.compile(r"(?<![,:=\s])\s+(?![,:=\s])")
 
 
@@ -104,7 +104,7 @@ class Study:
     Attributes:
         base: options that all methods share, by name, including the link.
         methods: the options of each method, the baseline first.
-        rule: those of the `RULE_OPTIONS` that the user gave, by name.
+        rule: the user's values for options of the rule (`RULE_OPTIONS`), by name; options not given are absent.
         first_seed: the first seed; the others follow it.
     """
 
@@ -215,7 +215,7 @@ def notes_of(methods: Sequence[Method]) -> list[str]:
 
 
 def _what_is_sent(config: RunConfig, usual_optimizer: str) -> str:
-    """Return the components of a method that are not the usual ones, as text: strategy, optimizer, compressor.
+    """Return as text those of a method's strategy, optimizer and compressor that are not the usual ones.
 
     If all three are the usual ones, return the compressor.
     """
