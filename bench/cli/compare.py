@@ -75,8 +75,8 @@ def compare(
         list[str] | None,
         typer.Option(
             help="Exit with code 5 if a row is worse than the baseline by more than this: slower:5% (of the metric), "
-            "accuracy:-0.5 (percentage points) or bits_per_byte:+1% (of a text), all three significantly, or bytes:+1% "
-            "(payload per step). May be repeated, or separated by commas.",
+            "accuracy:-0.5 (percentage points) or bits_per_byte:+1% (of a text), if the difference is significant; or "
+            "bytes:+1% (payload per step). May be repeated, or separated by commas.",
             metavar="GATE",
             rich_help_panel=GATES,
         ),

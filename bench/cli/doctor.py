@@ -72,7 +72,7 @@ Level = Literal["ok", "warn", "fail"]
 LITTLE_DISK_BYTES = 1_000_000_000
 NO_DISK_BYTES = 20_000_000
 LITTLE_SHARED_BYTES = 100_000_000
-BUSY_SHARE = 0.5  # of the cores
+BUSY_SHARE = 0.5  # share of the cores that may be busy without a warning
 # The smoke test.
 SMOKE_RANKS = 2
 SMOKE_STEPS = 3
@@ -216,7 +216,9 @@ def namespaces() -> Check:
 
 
 def links(*, measure: bool) -> Check:
-    """Check that the links of virtual hosts can have delays, losses and varying rates, by the kernel or the forwarder.
+    """Check that the kernel or the forwarder can give the links of virtual hosts delays, losses and varying rates.
+
+    The forwarder is a process of this project that passes frames on.
 
     Args:
         measure: also measure how many bit/s the forwarder can carry.
