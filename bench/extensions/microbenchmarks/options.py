@@ -68,7 +68,7 @@ class CollectivesConfig(RanksConfig):
         Flag(MEASUREMENT),
     ] = 5
     pairs: Annotated[
-        tuple[tuple[str, str], ...], Doc("spec texts of (collective, compressor) that work together"), NOT_RECORDED
+        tuple[tuple[str, str], ...], Doc("pairs (collective, compressor) that work together, as texts"), NOT_RECORDED
     ] = ()
 
 
