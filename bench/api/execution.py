@@ -171,8 +171,8 @@ def plan_all(options: RunConfig, seeds: list[int], server: ForkServer) -> list[R
         return [outcome.changed(seed=seed) for seed in seeds]
     if options.nnodes > 1:
         raise UsageError(
-            f"--compressor names {len(specs)} compressors, which are compared on one machine; give one of them with "
-            f"--nnodes {options.nnodes}"
+            f"--compressor names {len(specs)} compressors, which can only be compared on one machine; with --nnodes "
+            f"{options.nnodes}, give one compressor"
         )
     base = options.flag_values()
     methods = SweepFile(where="--compressor", base=base, seeds=seeds, matrix={"compressor": specs})
@@ -236,7 +236,7 @@ def _resume(
     if world_size in (None, config.world_size):
         if residuals is not None:
             raise UsageError(
-                f"--resume-residuals is for a run that resumes with another number of ranks than its "
+                f"--resume-residuals is for a run that resumes with another number of ranks than before, which was "
                 f"{config.world_size}; give another --world-size, or leave out --resume-residuals"
             )
     elif residuals is None:

@@ -94,7 +94,7 @@ class Evidence:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MethodDecision:
-    """The comparison of one method with the baseline, after any number of seeds.
+    """The comparison of one method with the baseline over the seeds so far.
 
     Attributes:
         method: name of the method.
@@ -161,7 +161,7 @@ def shared_error(baseline: Evidence, candidate: Evidence, alpha: float) -> float
 
 
 def decide(baseline: Evidence, candidate: Evidence, rule: DecideConfig, num_candidates: int = 1) -> MethodDecision:
-    """Return the decision about one method from the seeds so far.
+    """Return the decision about the candidate that the seeds so far allow.
 
     Args:
         baseline: the measurements of the baseline.

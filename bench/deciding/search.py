@@ -264,7 +264,7 @@ class Search:
         return checks
 
     def _check_of(self, method: Method, trajectory: Trajectory) -> LinkCheck:
-        """Train a method once on the link, timing steps right before and after; reuse an earlier check in the folder."""
+        """Train a method once on the link, timing steps right before and after; reuse a check in the folder."""
         config = dataclasses.replace(method.on_link, seed=trajectory.seed)
         path = self.folder / "step-times" / f"check-{config.digest}.json"
         if (stored := read_json(path)) is not None:
@@ -331,7 +331,7 @@ class Search:
 
 
 def busy(shares: Sequence[float | None]) -> list[str]:
-    """Return a warning if other programs took part of the cores.
+    """Return a warning if other programs used some of the cores; otherwise an empty list.
 
     Args:
         shares: the values of column `other_cpu_share` of all evaluations. Only their mean is used, because the
@@ -361,7 +361,7 @@ def crossing(rates: Sequence[float], factors: Sequence[float]) -> float:
 
 
 def _state(num_seeds: int, decisions: Sequence[MethodDecision]) -> str:
-    """Return one line with the number of seeds, and the factor and verdict of every method so far."""
+    """Return one line with the number of seeds so far, and the current factor and verdict of every method."""
     factors = ["target missed" if each.factor is None else factor_of(each) for each in decisions]
     parts = [f"{each.method} {factor} {each.verdict}" for each, factor in zip(decisions, factors, strict=True)]
     return f"{seeds_in_words(num_seeds)}: {'; '.join(parts)}"

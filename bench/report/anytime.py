@@ -57,14 +57,14 @@ def interval(values: Sequence[float], alpha: float) -> tuple[float, float]:
 
 
 def judge_log_ratios(values: Sequence[float], *, alpha: float, same: float, shared_error: float = 0.0) -> Conclusion:
-    """Return the conclusion that log ratios allow, after any number of seeds.
+    """Return the conclusion that log ratios allow; it is valid after any number of seeds.
 
     Args:
         values: log ratios, one per seed.
         alpha: probability of a wrong conclusion.
         same: mean log ratios from ``-same`` to ``same`` make no practical difference.
-        shared_error: largest error that all values have in common, for example because they are computed from the same
-            measured step times. The interval is widened by this error on both sides.
+        shared_error: largest error that all values have in common, for example the error of the measured step times
+            from which all of them are computed. The interval is widened by this error on both sides.
 
     Returns:
         "same" if the whole interval lies between ``-same`` and ``same``; "above" or "below" if the interval does not

@@ -39,7 +39,7 @@ class TableColumn:
         heading: the heading; its line breaks appear only in the terminal.
         align: "right" for numbers, "left" for texts.
         priority: 0 for columns that name the row; if the table is split into blocks, every block repeats these columns.
-            If the other columns do not all fit side by side, the ones with the lowest numbers are shown first.
+            If the other columns do not all fit side by side, columns with lower priority numbers are shown first.
     """
 
     heading: str

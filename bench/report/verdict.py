@@ -176,7 +176,7 @@ def caveats(comparison: Comparison) -> Iterator[str]:
     yield from of_runs(comparison)
     if found := differing(comparison):
         yield (
-            f"the rows differ in {', '.join(found.values())}, so a difference between them may come from that; "
+            f"the rows differ in {', '.join(found.values())}, so a difference in results may come from these settings; "
             "choose comparable rows with --where"
         )
     if any(run["stop_at_target"] for _, run in runs):
@@ -245,8 +245,8 @@ def _sent_at_first(comparison: Comparison) -> Iterator[str]:
         (most, name), *others = sorted(more, reverse=True)
         sent = [f"{name} sent {format_factor(most)}", *(f"{other} {format_factor(factor)}" for factor, other in others)]
         yield (
-            f"averaged over the whole run, {_first_of(sent)} times the bytes per step shown (early steps compress "
-            "less); --metric bytes_to_target counts whole runs"
+            f"averaged over the whole run, {_first_of(sent)} times the bytes per step in the table (early steps "
+            "compress less); --metric bytes_to_target counts whole runs"
         )
 
 
@@ -391,7 +391,7 @@ def _other_programs(comparison: Comparison) -> Iterator[str]:
     shares = [(group.short, max(group.values("other_cpu_share"), default=0.0)) for group in comparison.groups]
     if texts := [f"{name} {share:.0%}" for name, share in shares if share > NOTEWORTHY_SHARE]:
         yield (
-            f"other programs took part of the cores while these runs were timed: {_first_of(texts)}; their times are "
+            f"other programs used some of the cores while these runs were timed: {_first_of(texts)}; their times are "
             "too long: run them again on an idle machine"
         )
 

@@ -1,4 +1,4 @@
-"""Declare the options of `bench collectives` and `bench compressors`, and the order in which both measure."""
+"""Declare the options of `bench collectives` and `bench compressors`, and the order in which both commands measure."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence

@@ -232,7 +232,7 @@ def draw_over_ranks(results: Results) -> style.Picture:
         if number == 0:
             ideal = [means[0] * size / sizes[0] for size in sizes]
             (line,) = axes.plot(sizes, ideal, color=style.GREY, linewidth=0.9)
-    drawn[f"in proportion to the ranks, from {curves[0][0]}"] = line
+    drawn[f"perfect scaling of {curves[0][0]}"] = line
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted({size for _, _, curve in curves for size in curve.index}))
     style.name_axis(axes, "x", "ranks", "world_size")
