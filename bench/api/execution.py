@@ -35,8 +35,8 @@ class RunSet:
 
     Attributes:
         configs: complete configurations of all planned runs, in order.
-        results: results of the runs that were executed: all planned runs or, if one of them ended the series,
-            the runs up to this one.
+        results: results of the runs that were executed: all planned runs or, if a failed or stopped run ended
+            the series, the runs up to that one.
     """
 
     configs: list[RunConfig]

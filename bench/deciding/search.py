@@ -221,7 +221,7 @@ class Search:
         return [decide(baseline, candidate, self._rule, len(candidates)) for candidate in candidates]
 
     def _time_steps(self, methods: Sequence[Method], occasion: str) -> dict[str, LinkStepTimes]:
-        """Return the step times of the methods on their link from one job; run the job unless the folder has them.
+        """Return the step times of the methods on their link from one job; run the job if the folder lacks its results.
 
         Args:
             methods: the methods.

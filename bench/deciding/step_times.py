@@ -41,7 +41,7 @@ class StepTimesConfig(RanksConfig):
     starts: Annotated[
         tuple[list[int], ...], Doc("for each method, the index of one training step of each level"), NOT_RECORDED
     ] = ()
-    max_s: Annotated[float, Doc("seconds after which the job makes no further block")] = NOT_GIVEN
+    max_s: Annotated[float, Doc("seconds after which the job begins no further block of steps")] = NOT_GIVEN
 
 
 def levels_of(intervals: Sequence[tuple[int, int, float]], *, is_one: bool = False) -> list[int]:

@@ -303,7 +303,7 @@ def train_missing(
     server: ForkServer,
     on_progress: Callable[[RunConfig, dict[str, Any]], None],
 ) -> bool:
-    """Train the runs that are not in the folder yet, in this order; resume those that were interrupted or failed.
+    """Train the runs that are not in the folder yet, in the given order; resume interrupted and failed runs.
 
     A run whose training diverged is not repeated, because it would diverge again.
 

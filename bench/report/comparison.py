@@ -98,9 +98,9 @@ class Comparison:
         quality: the measure of the baseline's models: accuracy, or bits per byte. Rows whose models have another
             measure are not compared in quality.
         rows: the baseline first, then the candidates.
-        unfinished: stopped or running runs, if no run of the same configuration and seed finished. No row contains
-            them. Empty if no run finished at all, because the rows then contain the unfinished runs.
-        repeated: the runs in the rows that were chosen among several runs of one configuration and seed.
+        unfinished: stopped or running runs of configurations and seeds of which no run finished; no row contains
+            these runs. If no run finished at all, the rows contain the unfinished runs, and this list is empty.
+        repeated: those runs in the rows that were chosen from several runs of the same configuration and seed.
         ambiguity: a sentence for the user if the choice of the baseline was not clear, for example because several rows
             match ``--baseline``; otherwise None.
         rule: how the number of seeds was chosen, "fixed" or "anytime"; the tests behind the verdicts depend on it.

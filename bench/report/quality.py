@@ -130,7 +130,7 @@ def metrics() -> tuple[Metric, ...]:
 
 
 def quality_of(rows: Iterable[Mapping[str, Any]]) -> Metric:
-    """Return the metric of the models in these rows: the metric of their target, else one with values in the rows.
+    """Return the metric of the models in these rows: that of the runs' target, else a metric with values in the rows.
 
     Args:
         rows: rows of metrics.csv from runs on one data set, or other mappings with the same keys; keys may be missing.

@@ -169,7 +169,7 @@ def improvement(
 ) -> Effect | None:
     """Return the factor by which the candidate is better than the baseline, above 1 if it is better.
 
-    The factor is the ratio of the geometric means. Its interval is that of `difference` applied to logarithms, so
+    The factor is the ratio of the geometric means. Its interval comes from the `difference` of logarithms, so
     exchanging baseline and candidate gives exactly the inverse.
 
     Args:

@@ -286,7 +286,7 @@ _COMPRESSORS = (
     _column("GB/s", lambda row: row["decode_Bps"] / 1e9, "{:.3g}".format),
 )
 _NOTES_ON_COMPRESSORS = (
-    "error, cosine: of what arrives, compared with the gradient plus the residual of earlier steps",
+    "error, cosine: the decoded gradient compared with the gradient plus the residual of earlier steps",
     "contraction: the squared error of the worst layer or bucket, and the bound proved for any gradient (in "
     "expectation for random methods; 1: possibly nothing arrives; -: there is no bound)",
     "GB/s: bytes of the dense gradient per second of encoding or decoding",

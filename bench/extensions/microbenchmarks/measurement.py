@@ -173,7 +173,7 @@ def check_encoding(options: CompressorsConfig) -> CompressorsConfig:
 
 
 def prepare_encoding(config: CompressorsConfig) -> CompressorsConfig:
-    """Return the options of `check_encoding` with the device filled in; download the data set if it is needed.
+    """Return the options from `check_encoding` with the device filled in; download the data set if it is needed.
 
     Raises:
         UsageError: this machine lacks the device.

@@ -345,7 +345,7 @@ def _described(tuned: Tuned) -> dict[str, Any]:
 def print_tuned(methods: SweepFile, tuned: list[Tuned], *, as_json: bool) -> None:
     """Print the best settings, the `bench run` commands that use them, and warnings about the choice.
 
-    The warnings are about equally good settings, and about best values at the end of a list of tried values.
+    The warnings are about equally good settings, and about best values that are the smallest or largest tried value.
 
     Args:
         methods: the sweep that was tuned.

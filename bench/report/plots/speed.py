@@ -110,8 +110,8 @@ _MARGIN = 1.6  # the y axis ends at this factor beyond the points, because inter
 def draw_over_bandwidth(results: Results) -> style.Picture:
     """Draw the speed-up over the baseline against the bandwidth of the link, with one curve per configuration.
 
-    The legend names the bandwidths at which a configuration breaks even; rings mark these points on the line of factor
-    1.
+    The legend names the bandwidths at which a configuration breaks even; rings mark these points where the speed-up
+    is 1.
 
     Raises:
         NotDrawable: there are fewer than two configurations or two bandwidths, or no link on which the baseline and
