@@ -84,8 +84,8 @@ def compare(
     reference: Annotated[
         Path | None,
         typer.Option(
-            help="Exit with code 5 if a run's bytes, accuracy or bits per byte differ from those of the run in this "
-            "file with the same name and seed.",
+            help="Exit with code 5 if a run's bytes, accuracy or bits per byte differ from the run with the same "
+            "name and seed in this file.",
             metavar="FILE",
             rich_help_panel=GATES,
         ),

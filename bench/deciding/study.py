@@ -215,7 +215,7 @@ def notes_of(methods: Sequence[Method]) -> list[str]:
 
 
 def _what_is_sent(config: RunConfig, usual_optimizer: str) -> str:
-    """Return as text those of a method's strategy, optimizer and compressor that are not the usual ones.
+    """Return as text the strategy, optimizer and compressor of a method, without the usual ones among them.
 
     If all three are the usual ones, return the compressor.
     """

@@ -130,7 +130,9 @@ def metrics() -> tuple[Metric, ...]:
 
 
 def quality_of(rows: Iterable[Mapping[str, Any]]) -> Metric:
-    """Return the metric of the models in these rows: that of the runs' target, else a metric with values in the rows.
+    """Return the metric that measures the models in these rows.
+
+    This is the metric of the runs' target; without a target, a metric with values in the rows.
 
     Args:
         rows: rows of metrics.csv from runs on one data set, or other mappings with the same keys; keys may be missing.

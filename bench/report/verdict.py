@@ -28,7 +28,7 @@ _MACHINE = ("host", "cpu", "torch_version", "kernels", "threads", "device")
 _WORK = [name for name in (*WORKLOAD, "accumulate") if name not in _MACHINE]
 # In these columns an empty cell means "none", not "unknown".
 _NONE_COUNTS = ("epochs", "steps", "uplink_bps", "downlink_bps", "link_trace", "cluster_digest", "straggler")
-SHORT = 10  # the speed of an evaluation interval this many times shorter than the one before says too little
+SHORT = 10  # a last evaluation interval this many times shorter than the previous one measures no reliable speed
 
 
 def in_lines(comparison: Comparison) -> list[str]:

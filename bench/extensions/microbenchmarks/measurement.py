@@ -59,7 +59,7 @@ def check_sums(options: CollectivesConfig) -> tuple[CollectivesConfig, list[str]
         with spec.usage_errors():
             refuse(collective.rank_refusals, config.world_size)
     pairs, left_out = _legal_pairs(spec.split_list(config.compressors), collectives, config.dtype)
-    # All ranks on this machine hold their tensors at the same time: those of the sum and, to check it, all payloads.
+    # All ranks on this machine hold tensors at the same time: for the sum and, to check the sum, all ranks' payloads.
     memory = psutil.virtual_memory().total
     largest, ranks = max(sizes), config.world_size // config.nnodes
     held = 2 + len({name for name, _ in pairs}) + (config.world_size if "none" in {name for _, name in pairs} else 1)

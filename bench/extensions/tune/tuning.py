@@ -152,7 +152,7 @@ def with_defaults(sweep: SweepFile, outer_rates: Sequence[float], server: ForkSe
 
 
 def _default_compressors(base: Settings, server: ForkServer) -> list[str]:
-    """Return those of `METHODS` that work with the other options; print on stderr why the rest is left out."""
+    """Return those of `METHODS` that work with the other options; print on stderr why others are left out."""
     outcomes = plan_each([RunConfig(**with_recipe(base | {"compressor": method})) for method in METHODS], server)
     reasons = {m: str(outcome) for m, outcome in zip(METHODS, outcomes, strict=True) if isinstance(outcome, UsageError)}
     all_refused = len(reasons) == len(METHODS)
@@ -214,7 +214,7 @@ def _settings_to_try(sweep: SweepFile, options: Settings) -> list[tuple[Settings
 
     Args:
         sweep: the sweep to tune.
-        options: options that the configuration adds to those of `[base]`, or changes.
+        options: options that the configuration adds to `[base]`, or changes in it.
     """
     tried: dict[str, tuple[Settings, Settings]] = {}
     for values in combinations(sweep.tune):
@@ -244,7 +244,7 @@ class Tuned:
     """The result of tuning one configuration.
 
     Attributes:
-        settings: options that the configuration adds to those of `[base]`, or changes.
+        settings: options that the configuration adds to `[base]`, or changes in it.
         best: the chosen values, by their names in `[tune]`.
         chosen: `settings` with the chosen values and `rates_tried`, for runs of the configuration after tuning.
         accuracy: accuracy with the chosen values on the held-out samples, 0 to 1; for a text, bits per byte.

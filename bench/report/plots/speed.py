@@ -38,7 +38,7 @@ _PARTS: dict[str, tuple[float, dict[str, Any]]] = {
 
 
 def draw_step(results: Results) -> style.Picture:
-    """Draw two bars per configuration: the upper shows the parts of a step's time, the lower those of its exchange.
+    """Draw two bars per configuration: the upper shows the parts of a step, the lower the parts of its exchange.
 
     Raises:
         NotDrawable: no finished run has measured the parts of a step.
