@@ -201,7 +201,7 @@ def disk(out: Path) -> Check:
     """Check that there is enough disk space for rows, logs and data sets."""
     free = shutil.disk_usage(_nearest_existing(out)).free
     level: Level = "ok" if free >= LITTLE_DISK_BYTES else "warn" if free >= NO_DISK_BYTES else "fail"
-    fix = "" if level == "ok" else "free some space, or move --out elsewhere"
+    fix = "" if level == "ok" else "free some space, or choose another --out"
     return Check(level, "disk", f"{format_bytes(free)} free for {out}", fix)
 
 
@@ -232,7 +232,7 @@ def links(*, measure: bool) -> Check:
     if not measure:
         return Check("ok", "links", finding)
     try:
-        return Check("ok", "links", f"{finding}, which carries {format_rate(forwarded_bps())}, all links together")
+        return Check("ok", "links", f"{finding}, which carries {format_rate(forwarded_bps())} over all links")
     except (UsageError, RunFailed) as error:
         return Check("warn", "links", f"the forwarder does not work: {error}", f"needed only for {ours}")
 
@@ -299,7 +299,7 @@ def cache_lines() -> Check:
     except (OptionError, OSError) as error:
         needed = "only for pool:coherent=false" if mapped_memory.stores_are_ordered() else "for the collective pool"
         return Check("warn", "cache lines", f"{order}; {error}", f"needed {needed}")
-    return Check("ok", "cache lines", f"{order}, and the helper that flushes them is built")
+    return Check("ok", "cache lines", f"{order}, and the helper that flushes cache lines is built")
 
 
 def data_sets(data_dir: Path) -> Iterator[Check]:

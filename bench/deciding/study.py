@@ -47,14 +47,14 @@ class DecideConfig(Configuration):
 
     panels: ClassVar[tuple[str, ...]] = (RULE,)
 
-    same: Annotated[float, Ge(1), Le(2), Doc("factors of time below this make no practical difference"), Flag(RULE)] = (
-        1.03
-    )
+    same: Annotated[
+        float, Ge(1), Le(2), Doc("times that differ by less than this factor count as equal"), Flag(RULE)
+    ] = 1.03
     alpha: Annotated[
         float,
         Ge(0.0001),
         Le(0.5),
-        Doc("probability that any verdict on time is wrong, over all methods; separately, the same for accuracy"),
+        Doc("probability that at least one verdict on time is wrong; the same holds for the verdicts on accuracy"),
         Flag(RULE),
     ] = 0.05
     accuracy_margin: Annotated[
