@@ -18,7 +18,7 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Replace each of stdin, stdout and stderr that is closed by /dev/null, so that no other file gets its number."""
+    """Open /dev/null for each of stdin, stdout and stderr that is closed, so that no other file gets its number."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)

@@ -60,7 +60,7 @@ class CompareConfig(Configuration):
     baseline: Annotated[
         str | None,
         Doc("row that the others are compared with: a compressor, COMPRESSOR+COLLECTIVE, or a run's name"),
-        Flag(MEANING, metavar="SPEC", chosen="none, on native, else bf16; for speeds bf16 first"),
+        Flag(MEANING, metavar="SPEC", chosen="none on native, else bf16; if the metric is a speed: bf16, else none"),
     ] = None
     metric: Annotated[
         str | None,
@@ -111,7 +111,7 @@ class CompareConfig(Configuration):
     ] = ()
     keep_going: Annotated[
         bool,
-        Doc("skip, with a warning, paths that do not exist and files that cannot be read or are not bench's"),
+        Doc("skip, with a warning, paths that do not exist, and files that cannot be read or that bench did not write"),
         Flag(INPUT, name="--keep-going"),
     ] = False
     sort: Annotated[

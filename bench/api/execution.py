@@ -35,7 +35,8 @@ class RunSet:
 
     Attributes:
         configs: complete configurations of all planned runs, in order.
-        results: results of the runs that were executed: all planned runs, or the first ones.
+        results: results of the runs that were executed: all planned runs or, if a failed or stopped run ended
+            the series, the runs up to that one.
     """
 
     configs: list[RunConfig]
@@ -43,7 +44,7 @@ class RunSet:
 
     @property
     def num_methods(self) -> int:
-        """The number of configurations that differ in more than the seed."""
+        """The number of different configurations, not counting different seeds."""
         return len({config.config_id for config in self.configs})
 
     def raise_failures(self) -> None:
@@ -105,7 +106,7 @@ def train(
         timeout_s = options.timeout_s if "timeout_s" in given else None
         return _resume(resumed, options.world_size, residuals, timeout_s, quiet=quiet)
     options = options.changed(**with_recipe({name: getattr(options, name) for name in given}))
-    with ForkServer(TRAIN) as server:  # even to show the plan, because the server refuses kernels that are missing
+    with ForkServer(TRAIN) as server:  # needed even for a dry run: it refuses missing kernels
         configs = plan_all(options, [options.seed] if seeds is None else parse_seeds(seeds), server)
         if show is not None:
             show(configs, server)
@@ -170,8 +171,8 @@ def plan_all(options: RunConfig, seeds: list[int], server: ForkServer) -> list[R
         return [outcome.changed(seed=seed) for seed in seeds]
     if options.nnodes > 1:
         raise UsageError(
-            f"--compressor names {len(specs)} compressors, which are compared on one machine; give one of them with "
-            f"--nnodes {options.nnodes}"
+            f"--compressor names {len(specs)} compressors, which can only be compared on one machine; with --nnodes "
+            f"{options.nnodes}, give one compressor"
         )
     base = options.flag_values()
     methods = SweepFile(where="--compressor", base=base, seeds=seeds, matrix={"compressor": specs})
@@ -228,14 +229,14 @@ def execute_all(configs: list[RunConfig], out: Path, server: ForkServer, *, quie
 def _resume(
     path: Path, world_size: int | None, residuals: Residuals | None, timeout_s: float | None, *, quiet: bool
 ) -> RunSet:
-    """Resume a run from its last checkpoint, with those of the given number of ranks and timeout that are not None."""
+    """Resume a run from its last checkpoint; `world_size` or `timeout_s` None keeps the run's own."""
     folder = RunFolder(path.resolve())  # the folder's name identifies the run, so resolve `.` and links
     check_left(folder)
     config = configuration_of(folder)
     if world_size in (None, config.world_size):
         if residuals is not None:
             raise UsageError(
-                f"--resume-residuals is for a run that resumes with another number of ranks than its "
+                f"--resume-residuals is for a run that resumes with another number of ranks than before, which was "
                 f"{config.world_size}; give another --world-size, or leave out --resume-residuals"
             )
     elif residuals is None:

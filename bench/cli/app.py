@@ -95,11 +95,11 @@ def main() -> None:
     If it fails, print its error on stderr in one sentence, and exit with the exit code of the error.
     """
     gc.set_threshold(IMPORTED_OBJECTS)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # show the escape sequence of characters that the encoding lacks
+    if isinstance(sys.stdout, io.TextIOWrapper):  # print characters that the encoding lacks as escape sequences
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
-            os.getcwd()  # noqa: PTH109 - the same
+            os.getcwd()  # noqa: PTH109 - Path.cwd does the same
         except FileNotFoundError:
             raise UsageError("the working directory no longer exists; change to another one") from None
         app()

@@ -75,8 +75,8 @@ def compare(
         list[str] | None,
         typer.Option(
             help="Exit with code 5 if a row is worse than the baseline by more than this: slower:5% (of the metric), "
-            "accuracy:-0.5 (percentage points) or bits_per_byte:+1% (of a text), all three significantly, or bytes:+1% "
-            "(payload per step). May be repeated, or separated by commas.",
+            "accuracy:-0.5 (percentage points) or bits_per_byte:+1% (of a text), if the difference is significant; or "
+            "bytes:+1% (payload per step). May be repeated, or separated by commas.",
             metavar="GATE",
             rich_help_panel=GATES,
         ),
@@ -84,8 +84,8 @@ def compare(
     reference: Annotated[
         Path | None,
         typer.Option(
-            help="Exit with code 5 if a run's bytes, accuracy or bits per byte differ from those of the run in this "
-            "file with the same name and seed.",
+            help="Exit with code 5 if a run's bytes, accuracy or bits per byte differ from the run with the same "
+            "name and seed in this file.",
             metavar="FILE",
             rich_help_panel=GATES,
         ),

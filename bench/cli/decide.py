@@ -165,7 +165,7 @@ def _print_speeds(predicted: speed.PredictedSteps, *, as_json: bool) -> list[str
     accuracy = _ACCURACY.format(compressor=best.compressor, collective=best.collective)
     notes = [
         *predicted.notes,
-        f"Differences of less than {speed.ERROR:.0%} are open, because predictions may err by that",
+        f"Differences of less than {speed.ERROR:.0%} are open, because predictions may be wrong by that much",
     ]
     if as_json:
         content: dict[str, Any] = {"accuracy": None, "step_as_it_is_s": predicted.as_it_is_s}

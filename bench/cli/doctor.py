@@ -72,7 +72,7 @@ Level = Literal["ok", "warn", "fail"]
 LITTLE_DISK_BYTES = 1_000_000_000
 NO_DISK_BYTES = 20_000_000
 LITTLE_SHARED_BYTES = 100_000_000
-BUSY_SHARE = 0.5  # of the cores
+BUSY_SHARE = 0.5  # share of the cores that may be busy without a warning
 # The smoke test.
 SMOKE_RANKS = 2
 SMOKE_STEPS = 3
@@ -201,7 +201,7 @@ def disk(out: Path) -> Check:
     """Check that there is enough disk space for rows, logs and data sets."""
     free = shutil.disk_usage(_nearest_existing(out)).free
     level: Level = "ok" if free >= LITTLE_DISK_BYTES else "warn" if free >= NO_DISK_BYTES else "fail"
-    fix = "" if level == "ok" else "free some space, or move --out elsewhere"
+    fix = "" if level == "ok" else "free some space, or choose another --out"
     return Check(level, "disk", f"{format_bytes(free)} free for {out}", fix)
 
 
@@ -216,7 +216,9 @@ def namespaces() -> Check:
 
 
 def links(*, measure: bool) -> Check:
-    """Check that the links of virtual hosts can have delays, losses and varying rates, by the kernel or the forwarder.
+    """Check that the kernel or the forwarder can give the links of virtual hosts delays, losses and varying rates.
+
+    The forwarder is a process of this project that passes frames on.
 
     Args:
         measure: also measure how many bit/s the forwarder can carry.
@@ -230,7 +232,7 @@ def links(*, measure: bool) -> Check:
     if not measure:
         return Check("ok", "links", finding)
     try:
-        return Check("ok", "links", f"{finding}, which carries {format_rate(forwarded_bps())}, all links together")
+        return Check("ok", "links", f"{finding}, which carries {format_rate(forwarded_bps())} over all links")
     except (UsageError, RunFailed) as error:
         return Check("warn", "links", f"the forwarder does not work: {error}", f"needed only for {ours}")
 
@@ -297,7 +299,7 @@ def cache_lines() -> Check:
     except (OptionError, OSError) as error:
         needed = "only for pool:coherent=false" if mapped_memory.stores_are_ordered() else "for the collective pool"
         return Check("warn", "cache lines", f"{order}; {error}", f"needed {needed}")
-    return Check("ok", "cache lines", f"{order}, and the helper that flushes them is built")
+    return Check("ok", "cache lines", f"{order}, and the helper that flushes cache lines is built")
 
 
 def data_sets(data_dir: Path) -> Iterator[Check]:

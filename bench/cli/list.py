@@ -200,7 +200,7 @@ def _facts_of_default(component: Any, kind: str) -> dict[str, Any]:  # facts abo
         case "models":
             import torch
 
-            with torch.device("meta"):  # shapes only: no memory, no initialisation
+            with torch.device("meta"):  # makes only shapes: takes no memory, initialises nothing
                 model = component().build(_NUM_CLASSES)
             return {"num_parameters": sum(parameter.numel() for parameter in model.parameters())}
     return {}

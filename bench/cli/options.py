@@ -29,7 +29,7 @@ def complete_from(
     """Return a function with which Typer completes words on the command line.
 
     The returned function takes what the user has typed, and returns a tuple (word, description) for each word that
-    begins with it.
+    begins with this text.
 
     Args:
         words: returns the words with their descriptions.

@@ -1,1 +1,4 @@
-"""Decide whether compression makes training finish sooner on a link (`bench decide`); add seeds until it is clear."""
+"""Decide whether compression makes training finish sooner on a link (`bench decide`).
+
+Seeds are added until the answer is clear.
+"""

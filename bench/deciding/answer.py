@@ -29,21 +29,23 @@ from bench.report.store import frame
 if TYPE_CHECKING:
     import pandas as pd
 
-# Composed times are not used if one differs from the measured time of a whole run by more than this share.
+# No composed time (steps x measured step time) is used if one differs from a whole run by more than this share.
 LARGEST_DEVIATION = 0.10
 _NAME_WIDTH = 40  # characters; longer names of methods would leave no room for the axes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinkCheck:
-    """A check of a composed time by a whole run on the link with the same method and seed.
+    """A comparison of a composed time to the target with a whole run on the link, for the same method and seed.
+
+    A composed time is the number of steps times their measured duration.
 
     Attributes:
         method: name of the method.
         seed: the seed.
         composed_s: seconds to the target, composed of step times measured right before and after the whole run.
         measured_s: measured seconds to the target.
-        is_same_training: True if both trainings had the same test losses, bit for bit.
+        is_same_training: True if the trainings with and without the link had the same test losses, bit for bit.
     """
 
     method: str
@@ -79,7 +81,7 @@ class Answer:
             method is still faster; infinity if it is faster at all tried rates. Methods without a known rate are
             missing.
         rates_tried: rates of the link in bit/s at which steps were timed, from low to high.
-        stopped: reason why undecided methods got no further seeds; empty if all methods are decided.
+        stopped: the reason why undecided methods got no further seeds; empty if all methods are decided.
         next_seed_s: seconds that one more seed of all undecided methods would take; None if unknown.
         warnings: sentences about results that should not be trusted.
     """
@@ -147,7 +149,7 @@ class Answer:
             found.append(f"Open {self.stopped}: {', '.join(each.method for each in still_open)}{cost}.")
         are_composed = self.baseline.step_times is not None
         if not self.checks and are_composed:
-            found.append("Times are composed and were not checked by whole runs on this link.")
+            found.append("Times are composed of step times; no whole run on this link has checked them.")
         elif worst := max(self.checks, key=lambda each: (not each.is_same_training, abs(each.deviation)), default=None):
             other = "" if worst.is_same_training else ", and its test losses differ from those without the link"
             used = "" if are_composed else f"{other}, so whole runs of all methods count instead"
@@ -184,7 +186,7 @@ class Answer:
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of ``decision.csv``, one per method and seed.
 
-        A row holds the training time, and the two numbers whose product it is: steps, and mean time of a step.
+        A row holds the number of steps, the mean time of a step, and their product, the training time.
         """
         trained = {(e.method, each.seed): each for e in self.evidence for each in e.trajectories}
         return [
@@ -255,7 +257,7 @@ def factor_of(decision: MethodDecision) -> str:
 
 
 def _flat(decision: MethodDecision, quality: str) -> dict[str, Any]:
-    # Return the values by name. Bounds of the factor are `low` and `high`; bounds of the quality begin with its name.
+    # Return the values by name. The bounds of the factor are `low` and `high`; those of quality are `accuracy_low`, ...
     found: dict[str, Any] = {}
     for name, value in vars(decision).items():
         key = name.replace("accuracy", quality)

@@ -88,27 +88,27 @@ class Evidence:
 
     @property
     def steps(self) -> Counter[float]:
-        """For each number of bytes sent in a step: how many such steps all seeds together made until the target."""
+        """How many steps all seeds together made until the target, by the number of bytes sent in such a step."""
         return sum((each.steps for each in self.trajectories), Counter())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MethodDecision:
-    """The comparison of one method with the baseline, after any number of seeds.
+    """The comparison of one method with the baseline over the seeds so far.
 
     Attributes:
         method: name of the method.
         num_seeds: number of seeds with which the method was trained.
         num_missed: number of these seeds with which the method missed the target.
-        factor: how many times sooner the method reaches the target than the baseline: geometric mean over the common
-            seeds with which the baseline reached it, with bounds if there are enough seeds. None if the method missed
-            the target with all of these seeds.
+        factor: how many times sooner the method reaches the target than the baseline: geometric mean over the seeds
+            of both with which the baseline reached the target, with bounds if there are enough seeds. None if the
+            method missed the target with all of these seeds.
         verdict: the conclusion about the time; "missed" if the baseline reached the target with at least
-            `ENOUGH_MISSES` seeds, and the method missed it with all of them.
+            `ENOUGH_MISSES` seeds, and the method missed the target with all of these seeds.
         accuracy: mean change of the final quality from the baseline, as `Metric` defines it: a difference of
             accuracies as a share, or a relative difference of bits per byte; None if no seed has both values.
-        accuracy_verdict: "within" if the loss of quality is accepted; "below" (accuracy) or "above" (bits per byte) if
-            the loss is larger than that; "open" if this is not yet clear.
+        accuracy_verdict: "within" if the loss of quality is at most the accepted loss; "below" (accuracy) or "above"
+            (bits per byte) if it is larger; "open" if this is not yet clear.
     """
 
     method: str
@@ -121,10 +121,10 @@ class MethodDecision:
 
 
 def log_ratios(baseline: Sequence[SeedTime], candidate: Sequence[SeedTime]) -> list[float]:
-    """Return log(baseline's time / candidate's time) for each seed that both have.
+    """Return log(baseline's time / candidate's time) for each seed with which both were trained.
 
     Seeds with which the baseline missed the target are left out. If only the candidate missed the target with a seed,
-    its log ratio is at most 0; it is lower if the candidate trained for longer than the baseline needed.
+    the log ratio of this seed is at most 0; it is below 0 if the candidate trained for longer than the baseline needed.
     """
     ours = {each.seed: each for each in candidate}
     pairs = [(each, ours[each.seed]) for each in baseline if each.reached and each.seed in ours]
@@ -137,9 +137,10 @@ def shared_error(baseline: Evidence, candidate: Evidence, alpha: float) -> float
 
     Both methods were timed in the same jobs. Each job gives one ratio, log(baseline's time / candidate's time), for an
     average training over the candidate's seeds. The bound is the half width of Student's interval of the mean over
-    jobs. Only the number of jobs counts, not the number of blocks in a job, because the blocks of a job share its
-    processes, memory and minute. The bound holds if the number of jobs does not depend on what they measured. The bound
-    is 0 if the times come from whole runs, and infinite if there is only one job.
+    jobs. Only the number of jobs counts, not the number of blocks in a job, because the blocks of a job are not
+    independent: they share processes and memory, and run within the same minute. The bound holds if the number of jobs
+    does not depend on what they measured. The bound is 0 if the times come from whole runs, and infinite if there is
+    only one job.
 
     Args:
         baseline: the measurements of the baseline.
@@ -160,7 +161,7 @@ def shared_error(baseline: Evidence, candidate: Evidence, alpha: float) -> float
 
 
 def decide(baseline: Evidence, candidate: Evidence, rule: DecideConfig, num_candidates: int = 1) -> MethodDecision:
-    """Return the decision about one method from the seeds so far.
+    """Return the decision about the candidate that the seeds so far allow.
 
     Args:
         baseline: the measurements of the baseline.
@@ -187,7 +188,7 @@ def decide(baseline: Evidence, candidate: Evidence, rule: DecideConfig, num_cand
     quality = baseline.quality
     both = [(theirs, own) for theirs, own in pairs if theirs is not None and own is not None]
     differences = [quality.scaled(own) - quality.scaled(theirs) for theirs, own in both]
-    # The loss of quality is from `least` to `most`.
+    # The loss of quality lies between `least` and `most`.
     least, most = sorted(quality.cost(quality.change(bound)) for bound in interval(differences, alpha))
     accuracy_verdict: AccuracyVerdict = "open"
     if least > margin or (None in ours.values() and all(theirs is not None for theirs, _ in pairs)):
@@ -213,7 +214,7 @@ def _effect(values: Sequence[float], alpha: float, error: float = 0.0) -> Effect
 
 
 def best_of(decisions: Sequence[MethodDecision]) -> MethodDecision:
-    """Return the decision about the best method: the best verdict on time, then on quality, then the largest factor."""
+    """Return the decision about the best method; verdicts on time rank first, then those on quality, then factors."""
     times = ("faster", "open", "same", "slower", "missed")
     accuracies = {"within": 0, "open": 1, "below": 2, "above": 2}
     return min(

@@ -35,7 +35,7 @@ ENOUGH_MISSES = 3
 NUM_JOBS, JOBS_PER_SEED = 8, 2
 FEWEST_SEEDS = NUM_JOBS // JOBS_PER_SEED
 LONGEST_TIMING_S = 2.0
-# Steps are also timed on links of up to 16 times the rate, but not above what two cores emulate well.
+# Steps are also timed at up to 16 times the rate of the link, but not at rates that two cores cannot emulate well.
 LARGEST_RATE_FACTOR, LARGEST_RATE_BPS = 16.0, 200e6
 
 
@@ -221,7 +221,7 @@ class Search:
         return [decide(baseline, candidate, self._rule, len(candidates)) for candidate in candidates]
 
     def _time_steps(self, methods: Sequence[Method], occasion: str) -> dict[str, LinkStepTimes]:
-        """Return the step times of the methods on their link from one job; run the job unless the folder has them.
+        """Return the step times of the methods on their link from one job; run the job if the folder lacks its results.
 
         Args:
             methods: the methods.
@@ -264,7 +264,7 @@ class Search:
         return checks
 
     def _check_of(self, method: Method, trajectory: Trajectory) -> LinkCheck:
-        """Train a method once on the link, and time steps right before and after; reuse a check in the folder."""
+        """Train a method once on the link, timing steps right before and after; reuse a check in the folder."""
         config = dataclasses.replace(method.on_link, seed=trajectory.seed)
         path = self.folder / "step-times" / f"check-{config.digest}.json"
         if (stored := read_json(path)) is not None:
@@ -296,7 +296,7 @@ class Search:
     def _rates(
         self, evidence: Sequence[Evidence], decisions: Sequence[MethodDecision]
     ) -> tuple[list[float], dict[str, float]]:
-        """Also time the steps at higher rates of the link, if all of its directions have the same rate.
+        """Also time the steps at higher rates of the link, if the link has the same rate in all directions.
 
         Returns:
             The tried rates in bit/s, and for each method that is faster on this link, the highest rate in bit/s at
@@ -331,7 +331,7 @@ class Search:
 
 
 def busy(shares: Sequence[float | None]) -> list[str]:
-    """Return a warning if other programs took part of the cores.
+    """Return a warning if other programs used some of the cores; otherwise an empty list.
 
     Args:
         shares: the values of column `other_cpu_share` of all evaluations. Only their mean is used, because the
@@ -361,7 +361,7 @@ def crossing(rates: Sequence[float], factors: Sequence[float]) -> float:
 
 
 def _state(num_seeds: int, decisions: Sequence[MethodDecision]) -> str:
-    """Return one line with the number of seeds, and the factor and verdict of every method so far."""
+    """Return one line with the number of seeds so far, and the current factor and verdict of every method."""
     factors = ["target missed" if each.factor is None else factor_of(each) for each in decisions]
     parts = [f"{each.method} {factor} {each.verdict}" for each, factor in zip(decisions, factors, strict=True)]
     return f"{seeds_in_words(num_seeds)}: {'; '.join(parts)}"

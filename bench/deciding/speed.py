@@ -1,4 +1,4 @@
-"""Compare predicted speeds of methods in the user's own script; its profile holds times only, and no accuracy."""
+"""Compare predicted speeds of methods in the user's own script, from its profile, which holds times but no accuracy."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

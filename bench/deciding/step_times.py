@@ -39,9 +39,9 @@ class StepTimesConfig(RanksConfig):
         NOT_RECORDED,
     ] = ()
     starts: Annotated[
-        tuple[list[int], ...], Doc("for each method, the step of the training at which each level begins"), NOT_RECORDED
+        tuple[list[int], ...], Doc("for each method, the index of one training step of each level"), NOT_RECORDED
     ] = ()
-    max_s: Annotated[float, Doc("seconds after which the job makes no further block")] = NOT_GIVEN
+    max_s: Annotated[float, Doc("seconds after which the job begins no further block of steps")] = NOT_GIVEN
 
 
 def levels_of(intervals: Sequence[tuple[int, int, float]], *, is_one: bool = False) -> list[int]:
@@ -56,7 +56,7 @@ def levels_of(intervals: Sequence[tuple[int, int, float]], *, is_one: bool = Fal
     """
     groups = [[each] for each in sorted(intervals, key=lambda each: each[2])]
 
-    def distance(number: int) -> float:  # between a group and the next one, as the log of a factor
+    def distance(number: int) -> float:  # from a group to the next one, as the log of a factor
         below, above = groups[number][-1][2], groups[number + 1][0][2]
         return math.log(above / below) if below > 0 else (math.inf if above > 0 else 0.0)
 
@@ -98,7 +98,7 @@ class LinkStepTimes:
 
     @functools.cached_property
     def _by_bytes(self) -> tuple[Any, Any, Any]:
-        """Bytes of the levels, ascending; mean seconds of a step by job, [jobs, levels], and over jobs, [levels]."""
+        """(bytes [levels], ascending; mean seconds of a step in each job [jobs, levels]; mean over jobs [levels])."""
         import numpy as np
 
         order = np.argsort(self.nbytes)

@@ -31,9 +31,9 @@ from collectives.options import OptionError
 from collectives.transport.base import TransportError
 from collectives.transport.process_group import gather_json
 
-# In a block, FEWEST_STEPS steps of each method and level are timed, or more, up to MOST_STEPS, if these take less than
-# BLOCK_S seconds together. If the steps of a method differ, for example because it does not exchange in every step,
-# whole intervals of steps are timed.
+# A block times at least FEWEST_STEPS steps of each method and level. If these take less than BLOCK_S seconds, it times
+# more steps, at most MOST_STEPS. If the steps of a method differ, for example because it does not exchange in every
+# step, whole intervals of steps are timed.
 FEWEST_STEPS, MOST_STEPS, BLOCK_S = 3, 30, 0.15
 FEWEST_BLOCKS = 5
 
@@ -49,10 +49,10 @@ class TimedMethod:
     """
 
     def __init__(self, config: RunConfig, folder: RunFolder, starts: list[int], device: torch.device) -> None:
-        config = dataclasses.replace(config, eval_every=0.0)  # an evaluation waits for what is sent in the background
+        config = dataclasses.replace(config, eval_every=0.0)  # an evaluation would wait for background sends
         dataset, setup = components(config, device)
         self.strategy: BoundStrategy = spec.build("strategies", config.filled["strategy"]).bind(setup)
-        # Number of steps after which the steps repeat what they do.
+        # Number of steps after which the work of the steps repeats, such as the local steps between two exchanges.
         self.interval = math.lcm(self.strategy.interval * setup.compressor.traits.period, setup.optimizer.period)
         # The recorder counts steps and reports progress as in a run, because that takes time too; it writes no rows.
         self._recorder = Recorder(config, folder, self.strategy, time.time())
@@ -79,7 +79,7 @@ class TimedMethod:
         dist.barrier()
         trainer.train_until(trainer.step + count)
         trainer.times.clear()
-        self.strategy.synchronize()  # what this method still sends would slow down the next one
+        self.strategy.synchronize()  # unfinished sends would slow down the next method
         return (recorder.train_time_s - trained_s) / count, (self._sent_bytes() - sent) / count
 
     def _sent_bytes(self) -> float:
@@ -95,7 +95,7 @@ def run(config: StepTimesConfig, folder: RunFolder) -> None:
             for each, starts in zip(config.methods, config.starts, strict=True)
         ]
         subjects = [(number, level) for number, starts in enumerate(config.starts) for level in range(len(starts))]
-        # Every job has its own random order: the effect of a common order would not show in the spread between jobs.
+        # Every job has its own random order, because the effect of a common order would not show in their spread.
         order = random.Random(gather_json(random.SystemRandom().getrandbits(32))[0])
         counts = {subject: min(methods[subject[0]].interval, MOST_STEPS) for subject in subjects}
         seconds: dict[tuple[int, int], list[float]] = {subject: [] for subject in subjects}

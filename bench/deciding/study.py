@@ -34,7 +34,7 @@ FILE = "study.json"
 METHOD_KINDS = ("compressors", "strategies", "optimizers")
 # Options of `DecideConfig` that a study keeps; the other options limit the seeds and the time of one call.
 RULE_OPTIONS = ("same", "alpha", "accuracy_margin")
-# Spaces between components; spaces beside "," ":" or "=" are inside a component.
+# Matches spaces between components, but no spaces beside "," ":" or "=", which are inside a component.
 _SPACES = re.compile(r"(?<![,:=\s])\s+(?![,:=\s])")
 
 
@@ -47,14 +47,14 @@ class DecideConfig(Configuration):
 
     panels: ClassVar[tuple[str, ...]] = (RULE,)
 
-    same: Annotated[float, Ge(1), Le(2), Doc("factors of time below this make no practical difference"), Flag(RULE)] = (
-        1.03
-    )
+    same: Annotated[
+        float, Ge(1), Le(2), Doc("times that differ by less than this factor count as equal"), Flag(RULE)
+    ] = 1.03
     alpha: Annotated[
         float,
         Ge(0.0001),
         Le(0.5),
-        Doc("probability that any verdict on time is wrong, over all methods; separately, the same for accuracy"),
+        Doc("probability that at least one verdict on time is wrong; the same holds for the verdicts on accuracy"),
         Flag(RULE),
     ] = 0.05
     accuracy_margin: Annotated[
@@ -104,7 +104,7 @@ class Study:
     Attributes:
         base: options that all methods share, by name, including the link.
         methods: the options of each method, the baseline first.
-        rule: those of the `RULE_OPTIONS` that the user gave, by name.
+        rule: the user's values for options of the rule (`RULE_OPTIONS`), by name; options not given are absent.
         first_seed: the first seed; the others follow it.
     """
 
@@ -215,7 +215,7 @@ def notes_of(methods: Sequence[Method]) -> list[str]:
 
 
 def _what_is_sent(config: RunConfig, usual_optimizer: str) -> str:
-    """Return the components of a method that are not the usual ones, as text: strategy, optimizer, compressor.
+    """Return as text the strategy, optimizer and compressor of a method, without the usual ones among them.
 
     If all three are the usual ones, return the compressor.
     """
@@ -303,7 +303,7 @@ def train_missing(
     server: ForkServer,
     on_progress: Callable[[RunConfig, dict[str, Any]], None],
 ) -> bool:
-    """Train the runs that are not in the folder yet, in this order; resume those that were interrupted or failed.
+    """Train the runs that are not in the folder yet, in the given order; resume interrupted and failed runs.
 
     A run whose training diverged is not repeated, because it would diverge again.
 

@@ -1,7 +1,7 @@
 """Trajectories: the quality that a training reaches after each number of steps, measured without the emulated link.
 
 If the ranks of a training wait for each other, the link changes only the time of the training, and none of its losses.
-So one trajectory of a method and seed serves every link.
+So one trajectory per method and seed is enough for all links.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ class Trajectory:
         seed: the run's seed.
         intervals: for each interval between evaluations, (step at which it begins, number of steps, mean bytes that a
             rank sends in one of these steps).
-        start_s: extra seconds of the first interval, compared with later steps that send as much, because memory is
-            allocated and connections are opened in it.
+        start_s: extra seconds of the first interval, in which memory is allocated and connections are opened, compared
+            with later steps that send as many bytes.
         num_to_target: number of intervals until the target was reached; None if the target was missed.
         accuracy: final test accuracy, from 0 to 1, or final bits per byte of a text; None if the training diverged.
         train_time_s: seconds of training up to the target, or of the whole training if the target was missed, as
@@ -44,7 +44,7 @@ class Trajectory:
 
     @property
     def steps(self) -> Counter[float]:
-        """For each number of bytes sent in a step: how many such steps were made until the target or the end."""
+        """How many steps were made until the target or the end, by the number of bytes sent in such a step."""
         counted: Counter[float] = Counter()
         for _, number, nbytes in self.intervals[: self.num_to_target]:
             counted[nbytes] += number
@@ -70,7 +70,7 @@ def trajectory_of(run: Run, target: float) -> Trajectory:
     numbers = [number or 0 for number in interval_steps(rows)]
     sent = [row["payload_bytes_per_step"] + (row["state_bytes_per_step"] or 0.0) for row in rows]
     trained_s = [row["train_time_s"] for row in rows]
-    # Only later steps that send as much are compared, because encoding takes longer the more is sent.
+    # Compare only with later steps that send as many bytes, because encoding takes longer if more is sent.
     alike = [place for place in range(1, len(rows)) if math.isclose(sent[place], sent[0], rel_tol=0.02)]
     steps_alike = sum(numbers[place] for place in alike)
     alike_s = sum(trained_s[place] - trained_s[place - 1] for place in alike)

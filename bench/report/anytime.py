@@ -23,7 +23,7 @@ _EFFECT_PRECISION = 0.25
 
 
 def log_e_value(values: Sequence[float]) -> float:
-    """Return the natural log of the e-value against "the values are symmetric around 0".
+    """Return the natural log of the e-value against the hypothesis "the values are symmetric around 0".
 
     Args:
         values: log ratios, one per seed.
@@ -57,14 +57,14 @@ def interval(values: Sequence[float], alpha: float) -> tuple[float, float]:
 
 
 def judge_log_ratios(values: Sequence[float], *, alpha: float, same: float, shared_error: float = 0.0) -> Conclusion:
-    """Return the conclusion that log ratios allow, after any number of seeds.
+    """Return the conclusion that log ratios allow; it is valid after any number of seeds.
 
     Args:
         values: log ratios, one per seed.
         alpha: probability of a wrong conclusion.
         same: mean log ratios from ``-same`` to ``same`` make no practical difference.
-        shared_error: largest error that all values have in common, for example because they are computed from the same
-            measured step times. The interval is widened by this error on both sides.
+        shared_error: largest error that all values have in common, for example the error of the measured step times
+            from which all of them are computed. The interval is widened by this error on both sides.
 
     Returns:
         "same" if the whole interval lies between ``-same`` and ``same``; "above" or "below" if the interval does not

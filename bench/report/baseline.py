@@ -7,7 +7,7 @@ from bench.report.groups import RunGroup
 
 _FP32, _BF16 = ("none",), ("bf16", "torch_bf16")
 BASELINES = (*_FP32, *_BF16)  # the default baselines, the preferred one first
-BASELINES_OF_SPEED = (*_BF16, *_FP32)  # bf16 first: it costs nothing, and against fp32 the others would look too fast
+BASELINES_OF_SPEED = (*_BF16, *_FP32)  # bf16 is free; compared with fp32, others would look too fast
 
 
 def choose_baseline(
@@ -20,10 +20,10 @@ def choose_baseline(
 
     Args:
         rows: the groups of runs, in order of appearance; at least one.
-        wanted: the user's name for the baseline: a compressor, ``compressor+collective``, a run's name, or a value of a
-            row's label. A row whose compressor has exactly the named options takes precedence over a row whose
-            compressor has other options. If None, the defaults are tried in order on the rows with a successful run; if
-            no such row uses any of them, the first row is chosen.
+        wanted: the user's name for the baseline: a compressor, ``compressor+collective``, a run's name, or one of the
+            values in a row's label. A row whose compressor has exactly the named options takes precedence over a row
+            whose compressor has other options. If None, the defaults are tried in order on the rows with a successful
+            run; if no such row uses any of them, the first row is chosen.
         defaults: compressors, the preferred one first.
 
     Returns:

@@ -18,7 +18,7 @@ BYTES_TO_TARGET = Column(
     "quality",
     "bytes_to_target",
     float,
-    "bytes of gradients and optimizer state that a rank sent until the target; computed, not in any file",
+    "bytes of gradients and optimizer state that a rank sent until its run reached the target; not in any file",
     unit="bytes",
     better="lower",
 )

@@ -37,7 +37,8 @@ _SPEED_UNITS = ("s", "samples/s")
 ComparisonVerdict = Literal[
     "baseline", "faster", "slower", "better", "worse", "higher", "lower", "same", "unclear", "failed"
 ]
-_Words = tuple[ComparisonVerdict, ComparisonVerdict]  # verdicts on an effect above, and below, the range of "same"
+# (verdict on an effect above the range of "same", verdict on an effect below this range)
+_Words = tuple[ComparisonVerdict, ComparisonVerdict]
 BETTER, WORSE = ("faster", "better", "higher"), ("slower", "worse", "lower")
 
 
@@ -67,11 +68,11 @@ class ComparedRow:
 
     Attributes:
         group: the runs of this row.
-        gain: the difference in the metric of the comparison; if the metric depends on a target, for the first target.
+        gain: the difference in the metric of the comparison; if the metric depends on a target, with the first target.
         accuracy: the difference in model quality: in test accuracy or, for a text, in bits per byte.
         cpu: the difference in CPU time per step, which other programs on the machine affect less than the wall clock.
-            Its `effect` is None unless the metric is the speed or the duration of a step.
-        further: the difference in the metric for each target after the first.
+            This finding has no `effect` unless the metric is the speed or the duration of a step.
+        further: the difference in the metric with each further target.
     """
 
     group: RunGroup
@@ -97,12 +98,12 @@ class Comparison:
         quality: the measure of the baseline's models: accuracy, or bits per byte. Rows whose models have another
             measure are not compared in quality.
         rows: the baseline first, then the candidates.
-        unfinished: stopped or running runs, if no run of the same configuration and seed finished. No row contains
-            them. Empty if no run finished at all, because the rows then contain the unfinished runs.
-        repeated: the runs in the rows that were chosen among several runs of one configuration and seed.
+        unfinished: stopped or running runs of configurations and seeds of which no run finished; no row contains
+            these runs. If no run finished at all, the rows contain the unfinished runs, and this list is empty.
+        repeated: those runs in the rows that were chosen from several runs of the same configuration and seed.
         ambiguity: a sentence for the user if the choice of the baseline was not clear, for example because several rows
             match ``--baseline``; otherwise None.
-        rule: the rule by which rows were judged.
+        rule: how the number of seeds was chosen, "fixed" or "anytime"; the tests behind the verdicts depend on it.
     """
 
     metric: Column
@@ -321,7 +322,7 @@ def diverges_more_often(candidate: RunGroup, baseline: RunGroup) -> bool:
 def _gains(
     baseline: RunGroup, candidates: Sequence[RunGroup], metric: Column, target: Target, tables: int, rule: SeedRule
 ) -> list[Finding]:
-    # For any metric but the quality. ``tables`` is the number of targets.
+    # Compare the candidates with the baseline in any metric except quality. ``tables`` is the number of targets.
     words: _Words = ("faster", "slower") if metric.unit in _SPEED_UNITS else ("better", "worse")
     if metric.name not in TO_TARGET:
         effects = [

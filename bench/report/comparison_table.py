@@ -154,7 +154,8 @@ def answer_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions:
         heading = f"{quality.noun} %\n(vs {baseline})" if quality.is_share else f"{quality.noun}\n(% vs {baseline})"
         columns.append((TableColumn(heading), partial(_short_quality_cell, quality)))
     for name in dict.fromkeys(["payload_bytes_per_step", *extra]):
-        if name not in (metric, quality.column) and (name in extra or not further):  # further targets take its place
+        # Columns for further targets replace the bytes per step.
+        if name not in (metric, quality.column) and (name in extra or not further):
             columns.append(_mean(name, target, heading="sent/\nstep" if name == "payload_bytes_per_step" else ""))
     return _table(comparison, columns, settings, cautions)
 
@@ -225,7 +226,7 @@ def _heading(name: str, target: Target) -> str:
 
 
 def _words(comparison: Comparison) -> tuple[str, str]:
-    # Return the words of a heading for an effect on the metric, and for the baseline.
+    # Return two words for headings: the name of an effect on the metric, and the name of the baseline.
     compressors = comparison.baseline.distinct("compressor")
     baseline = compressors[0].partition(":")[0] if len(compressors) == 1 else "baseline"
     return "speed-up" if comparison.is_about_speed else "improvement", baseline
@@ -250,7 +251,7 @@ def _mean_cell(name: str, target: Target, interval: bool, row: ComparedRow) -> T
     if interval:
         low = None if low is None else max(low, 0.0)  # these quantities are never negative
         raw |= {f"{key}_low": low, f"{key}_high": high}
-    if name == targets.TIME:  # only here, because the bytes to a target may be known for fewer seeds
+    if name == targets.TIME:  # not for the bytes to a target, which may be known for fewer seeds
         raw |= {f"num_reached{suffix}": reached if seeds else None, f"num_missed{suffix}": missed if seeds else None}
     elif name == "payload_bytes_per_step":
         raw["payload_bytes_source"] = "+".join(group.distinct("payload_bytes_source")) or None

@@ -83,8 +83,8 @@ def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
     A row that is worse in speed or quality crosses a limit only if the difference is significant.
 
     Raises:
-        UsageError: a limit is of kind ``slower``, but the comparison is about the quality of the models; or a limit is
-            for another measure of quality than that of the compared runs.
+        UsageError: a limit is of kind ``slower``, but the comparison is about the quality of the models; or a limit
+            names a measure of quality that the compared runs do not use.
     """
     result = GateResult()
     keys = comparison.by or ("config_id",)
@@ -175,8 +175,8 @@ def check_reference(runs: Sequence[Run], reference: Sequence[Run]) -> GateResult
     return GateResult(
         crossed=[f"{key}: {change}" for key in theirs if key in ours for change in _changes(ours[key], theirs[key])],
         unmeasured=[
-            *(f"{key} is in the reference, but no such run ended well" for key in theirs if key not in ours),
-            *(f"{key} is not in the reference; add it to the reference file" for key in ours if key not in theirs),
+            *(f"{key} is in the reference file, but no such run ended well now" for key in theirs if key not in ours),
+            *(f"{key} is not in the reference file; add this run to it" for key in ours if key not in theirs),
         ],
     )
 

@@ -133,7 +133,7 @@ def _label_columns(runs: Sequence[Run], groups: Sequence[list[Run]]) -> list[str
 def _distinguishing(
     records: Sequence[Mapping[str, Any] | Run], names: Iterable[str], always: Collection[str] = ()
 ) -> list[str]:
-    # Return the names in ``always``, and each name that distinguishes records which earlier names do not distinguish.
+    # Return the names in ``always``, and each name that tells apart some records that agree in all earlier names.
     needed: list[str] = []
     num_apart = 1
     for name in names:
@@ -161,7 +161,7 @@ def name_of(label: Mapping[str, Any], names: Iterable[str], *, with_options: boo
 
 
 def _short_names(labels: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> list[str]:
-    # Return for each label the first of these names that is unique: compressor, components, settings, or all of them.
+    # Return a short unique name for each label. Names are tried in this order: compressor, components, settings, all.
     settings = [name for name in needed if name not in COMPONENTS]
     components = [name for name in needed if name in COMPONENTS]
     varied = [name for name in components if len({label[name] for label in labels}) > 1]
@@ -196,7 +196,7 @@ def by_workload(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     ]
 
 
-# Names of columns that are also options of some component.
+# Names that are both a column of metrics.csv and an option of some component.
 ALSO_OPTIONS = {
     "clip_norm", "collective", "error", "seed", "steps", "test_size", "train_size", "warmup_epochs", "warmup_steps",
 }  # fmt: skip

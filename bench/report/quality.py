@@ -47,7 +47,7 @@ class Metric:
 
     @property
     def target_column(self) -> str:
-        """The name of the column, and of the run's setting, for a target in this metric; not every metric has one."""
+        """The name of the column and of the run's setting for a target in this metric; some metrics have neither."""
         return f"target_{self.name}"
 
     @property
@@ -80,7 +80,7 @@ class Metric:
         return value is not None and self.cost(value) <= self.cost(target)
 
     def cost(self, value: float) -> float:
-        """Return a value or a change as a cost, of which lower is better: negated if higher values are better."""
+        """Return a value or a change as a cost (lower is better): negated if higher values are better."""
         return -value if self.higher_is_better else value
 
     def scaled(self, value: float) -> float:
@@ -124,13 +124,15 @@ BITS_PER_BYTE = Metric(column="test_bits_per_byte", noun="bits per byte", larges
 
 @functools.cache
 def metrics() -> tuple[Metric, ...]:
-    """Return all metrics: bits per byte before accuracy, because a text has both; metrics of other packages last."""
+    """Return all metrics: bits per byte, then accuracy (a text has both), then the metrics of other packages."""
     added = [each for each in registry.load_plugins("metrics") if isinstance(each, Metric)]
     return (BITS_PER_BYTE, ACCURACY, *added)
 
 
 def quality_of(rows: Iterable[Mapping[str, Any]]) -> Metric:
-    """Return the metric of the models in these rows: the metric of their target, else one with values in the rows.
+    """Return the metric that measures the models in these rows.
+
+    This is the metric of the runs' target; without a target, a metric with values in the rows.
 
     Args:
         rows: rows of metrics.csv from runs on one data set, or other mappings with the same keys; keys may be missing.
@@ -146,7 +148,7 @@ def quality_of(rows: Iterable[Mapping[str, Any]]) -> Metric:
 
 
 def yardsticks(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return the bits per byte of gzip, bz2 and xz on the rows' held-out text; empty unless there is one such text."""
+    """Return the bits per byte of gzip, bz2 and xz on the held-out text; empty unless all rows have the same text."""
     listed = list(rows)
     known = {name: {row.get(f"{name}_bits_per_byte") for row in listed} - {None} for name in _YARDSTICKS}
     texts = [f"{name} {values.pop():.2f}" for name, values in known.items() if len(values) == 1]

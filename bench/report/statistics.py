@@ -117,7 +117,7 @@ def difference(
             differences within these pairs. If False, the interval is Welch's.
         counted: True if the values are counts that do not depend on the seed; a difference without any spread then has
             a p-value of 0. If False, zero spread over a few seeds is a coincidence or due to the coarse steps of
-            accuracy; the p-value is then the probability that random values are in this order.
+            accuracy; the p-value is then the probability that random values would lie in this order.
         rule: "anytime" keeps the interval and p-value of paired values valid even if seeds are added until the result
             is clear, but needs more seeds than "fixed".
 
@@ -169,7 +169,7 @@ def improvement(
 ) -> Effect | None:
     """Return the factor by which the candidate is better than the baseline, above 1 if it is better.
 
-    The factor is the ratio of the geometric means. Its interval is that of `difference` applied to logarithms, so
+    The factor is the ratio of the geometric means. Its interval comes from the `difference` of logarithms, so
     exchanging baseline and candidate gives exactly the inverse.
 
     Args:

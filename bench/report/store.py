@@ -29,7 +29,7 @@ Row = dict[str, Any]  # the value of each column; None: not measured, or not app
 REQUIRED = ("run_id", "config_id", "seed", "compressor", "collective", "status")
 
 _ABSENT = {column.name: column.absent for column in METRICS}
-# Columns that every new row fills: they are empty only in concatenations of older and newer files.
+# Columns that every new row fills; an empty cell shows that older and newer files were concatenated.
 _IN_EVERY_ROW = [c.name for c in METRICS if c.group in ("identity", "origin") and c.absent is not None]
 
 
@@ -191,7 +191,7 @@ class Run:
 
     @functools.cached_property
     def last_known(self) -> Row:
-        """The last known value of each column.
+        """The last known value of each column of the run.
 
         The value of a measured column may come from an earlier row than the last one: the row of a failure, for
         example, has no speed.

@@ -20,7 +20,7 @@ from bench.core.columns import to_cell
 from bench.report.columns import NOTHING
 
 _GAP = "  "  # between columns
-_NARROWEST_NAME = 2  # least width of a column of names, whose longer names are printed above their rows
+_NARROWEST_NAME = 2  # smallest width of a column of names; a longer name is printed above its row
 _LATEX = str.maketrans(
     {sign: f"\\{sign}" for sign in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
@@ -39,7 +39,7 @@ class TableColumn:
         heading: the heading; its line breaks appear only in the terminal.
         align: "right" for numbers, "left" for texts.
         priority: 0 for columns that name the row; if the table is split into blocks, every block repeats these columns.
-            If the other columns do not all fit side by side, the ones with the lowest numbers are shown first.
+            If the other columns do not all fit side by side, columns with lower priority numbers are shown first.
     """
 
     heading: str

@@ -52,8 +52,8 @@ class Target:
     def of(self, run: Run) -> tuple[Metric, float | None]:
         """Return the metric and the value that a run has to reach.
 
-        They are those of this target or, if its value is None, those of the run's own target. The returned value is
-        None if the run has no target either.
+        They are the metric and value of this target or, if this target has no value, of the run's own target. The
+        returned value is None if the run has no target either.
         """
         if self.value is not None:
             return self.quality, self.value
@@ -185,7 +185,7 @@ def mean_need(seeds: Sequence[Need]) -> MeanEstimate | None:
 
 
 def common_budget(baseline: Sequence[Need], candidate: Sequence[Need]) -> float:
-    """Return the smallest budget of any seed, in seconds or bytes; infinity if all seeds reached the target."""
+    """Return the smallest budget of any seed of both sides, in seconds or bytes; infinity if all reached the target."""
     both = (*baseline, *candidate)
     has_missed = num_reached(both) < len(both)
     return min((need.budget for need in both if has_missed and need.budget is not None), default=math.inf)

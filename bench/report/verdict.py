@@ -28,7 +28,7 @@ _MACHINE = ("host", "cpu", "torch_version", "kernels", "threads", "device")
 _WORK = [name for name in (*WORKLOAD, "accumulate") if name not in _MACHINE]
 # In these columns an empty cell means "none", not "unknown".
 _NONE_COUNTS = ("epochs", "steps", "uplink_bps", "downlink_bps", "link_trace", "cluster_digest", "straggler")
-SHORT = 10  # if the last evaluation interval is this many times shorter than the one before, its speed says too little
+SHORT = 10  # a last evaluation interval this many times shorter than the previous one measures no reliable speed
 
 
 def in_lines(comparison: Comparison) -> list[str]:
@@ -176,7 +176,7 @@ def caveats(comparison: Comparison) -> Iterator[str]:
     yield from of_runs(comparison)
     if found := differing(comparison):
         yield (
-            f"the rows differ in {', '.join(found.values())}, so a difference between them may come from that; "
+            f"the rows differ in {', '.join(found.values())}, so a difference in results may come from these settings; "
             "choose comparable rows with --where"
         )
     if any(run["stop_at_target"] for _, run in runs):
@@ -187,8 +187,9 @@ def caveats(comparison: Comparison) -> Iterator[str]:
     for group in groups:
         if mixed := [name for name in SETTINGS if name not in comparison.by and len(group.distinct(name)) > 1]:
             yield (
-                f"{group.short} averages runs that differ in {', '.join(mixed)}, so intervals show more than noise; "
-                f"also group by these: --by {','.join([*comparison.by, *mixed])}"
+                f"{group.short} averages runs that differ in {', '.join(mixed)}, so its intervals mix noise with "
+                "the effect of these settings; to show such runs in separate rows, write --by "
+                f"{','.join([*comparison.by, *mixed])}"
             )
     yield from _missed(comparison)
     yield from _too_few(comparison)
@@ -244,8 +245,8 @@ def _sent_at_first(comparison: Comparison) -> Iterator[str]:
         (most, name), *others = sorted(more, reverse=True)
         sent = [f"{name} sent {format_factor(most)}", *(f"{other} {format_factor(factor)}" for factor, other in others)]
         yield (
-            f"averaged over the whole run, {_first_of(sent)} times the bytes per step shown (early steps compress "
-            "less); --metric bytes_to_target counts whole runs"
+            f"averaged over the whole run, {_first_of(sent)} times the bytes per step in the table (early steps "
+            "compress less); --metric bytes_to_target counts whole runs"
         )
 
 
@@ -390,7 +391,7 @@ def _other_programs(comparison: Comparison) -> Iterator[str]:
     shares = [(group.short, max(group.values("other_cpu_share"), default=0.0)) for group in comparison.groups]
     if texts := [f"{name} {share:.0%}" for name, share in shares if share > NOTEWORTHY_SHARE]:
         yield (
-            f"other programs took part of the cores while these runs were timed: {_first_of(texts)}; their times are "
+            f"other programs used some of the cores while these runs were timed: {_first_of(texts)}; their times are "
             "too long: run them again on an idle machine"
         )
 

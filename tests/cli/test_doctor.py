@@ -152,7 +152,7 @@ def test_hosts_that_are_not_permitted_are_a_warning(monkeypatch: pytest.MonkeyPa
             False,
             True,
             "ok",
-            "latency, jitter, loss and traces by the forwarder, which carries 2 Gbit/s, all links together",
+            "latency, jitter, loss and traces by the forwarder, which carries 2 Gbit/s over all links",
         ),
         (
             True,

@@ -68,7 +68,7 @@ def test_each_method_has_a_plan_and_seeds_are_outermost(tmp_path: Path) -> None:
         (("--compressor", ","), "',' names no component"),
         (
             ("--compressor", "none,topk", "--nnodes", "2", "--rdzv-endpoint", "a:1"),
-            "--compressor names 2 compressors, which are compared on one machine; give one of them with --nnodes 2",
+            "--compressor names 2 compressors, which can only be compared on one machine; with --nnodes 2, give one",
         ),
         (("--compressor", "none,topk", "--resume", "a"), "leave out --compressor"),
     ],

@@ -81,11 +81,11 @@ def test_a_resumed_run_takes_nothing_else(arguments: tuple[str, ...], sentence: 
         ),
         (
             ("--resume-residuals", "sum"),
-            "is for a run that resumes with another number of ranks than its 2; give another --world-size",
+            "is for a run that resumes with another number of ranks than before, which was 2; give another",
         ),
         (
             ("--world-size", "2", "--resume-residuals", "drop"),
-            "is for a run that resumes with another number of ranks than its 2",
+            "is for a run that resumes with another number of ranks than before, which was 2",
         ),
     ],
 )

@@ -64,7 +64,7 @@ class SyntheticPayloads:
         own: this rank's payload; pass only copies of it to a collective, because a collective may overwrite them.
         of_all: the payloads of all ranks in rank order, each packed to bytes and unpacked again.
         overlap: share of entries that two ranks both send, as the mean over pairs of ranks: 2 |A and B| / (|A| + |B|),
-            where A and B are the sets of positions that the two ranks send; None if all elements are sent.
+            where A and B are the sets of positions that the two ranks send; None if a rank sends every element.
     """
 
     own: Payload
@@ -132,7 +132,7 @@ def support_overlap(payloads: Sequence[Payload]) -> float | None:
 def synthetic_tensor(config: CollectivesConfig, count: int, rank: int) -> torch.Tensor:
     """Return one rank's tensor [count]: normally distributed values, or small integers whose sum does not overflow.
 
-    At a share `config.overlap` of the positions, all ranks have the same magnitude with independent signs. So a
+    At a share `config.overlap` of the positions, the magnitude is the same on all ranks; signs are independent. So a
     compressor that keeps the largest entries keeps the same positions on all ranks. At the other positions, the
     magnitudes are independent.
     """
@@ -189,7 +189,7 @@ class LinkCounter:
         first = interface_bytes()
         for _ in range(num_sums):
             transport.barrier()
-        transport.barrier()  # a backend returns before the kernel has sent everything
+        transport.barrier()  # wait, because a backend returns before the kernel has sent everything
         second = interface_bytes()
         self.forwarder_use.start()
         yield

@@ -60,7 +60,7 @@ COLLECTIVES: tuple[Column, ...] = (
     _network(
         "link_warnings",
         str,
-        "links whose measured rate, delay or loss differs from the requested one, the rate by more than 10 %",
+        "links whose measured rate, delay or loss differs from the requested one (for rates: by more than 10 %)",
         deterministic=False,
     ),
     seconds(
@@ -88,7 +88,7 @@ COLLECTIVES: tuple[Column, ...] = (
         "summed over ranks and rounds",
         better="lower",
     ),
-    Column("wire", "messages", float, "messages sent per sum, mean over ranks (empty: the backend does not tell)"),
+    Column("wire", "messages", float, "messages sent per sum, mean over ranks (empty: the backend gives no number)"),
     num_bytes(
         "wire", "bytes_sent", "bytes sent per sum, mean over ranks (native: computed as 2(n-1)/n x the tensor's size)"
     ),
@@ -148,7 +148,7 @@ COMPRESSORS: tuple[Column, ...] = (
         "time to add the residual, encode, pack the payload and keep the new residual, all rounds, median over repeats",
     ),
     bytes_per_s("speed", "encode_Bps", "dense_bytes / encode_s"),
-    seconds("speed", "decode_s", "time from one packed payload to the update, median over repeats"),
+    seconds("speed", "decode_s", "time to turn one packed payload into the decoded gradient, median over repeats"),
     bytes_per_s("speed", "decode_Bps", "dense_bytes / decode_s"),
     *ORIGIN,
 )
@@ -254,7 +254,7 @@ _COLLECTIVES = (
     _column("sent", "bytes_sent", format_bytes),
     _column("frames\nsent", "wire_bytes_sent", format_bytes),
     _column("of\nlimit", "of_limit", "{:.2f}".format),
-    _column(  # empty if all ranks send about the same
+    _column(  # empty if all ranks send about the same number of bytes
         "busiest\nrank",
         lambda row: row["bytes_sent_max"] if row["bytes_sent_max"] > 1.01 * row["bytes_sent"] else None,
         format_bytes,
@@ -286,7 +286,7 @@ _COMPRESSORS = (
     _column("GB/s", lambda row: row["decode_Bps"] / 1e9, "{:.3g}".format),
 )
 _NOTES_ON_COMPRESSORS = (
-    "error, cosine: of what arrives, compared with the gradient plus the residual of earlier steps",
+    "error, cosine: the decoded gradient compared with the gradient plus the residual of earlier steps",
     "contraction: the squared error of the worst layer or bucket, and the bound proved for any gradient (in "
     "expectation for random methods; 1: possibly nothing arrives; -: there is no bound)",
     "GB/s: bytes of the dense gradient per second of encoding or decoding",

@@ -116,7 +116,7 @@ class Pass:
     is the vector that arrives: the decoded messages.
 
     Attributes:
-        encode_s: seconds until the last message is packed, including momentum, residual and earlier rounds of messages.
+        encode_s: seconds until the last message is packed; includes momentum, residual and all rounds of messages.
         decode_s: seconds from the end of encoding until C(x) has replaced the gradient.
         packed_bytes: bytes of all messages including their headers.
         num_entries: number of elements that the messages contain.

@@ -59,7 +59,7 @@ def check_sums(options: CollectivesConfig) -> tuple[CollectivesConfig, list[str]
         with spec.usage_errors():
             refuse(collective.rank_refusals, config.world_size)
     pairs, left_out = _legal_pairs(spec.split_list(config.compressors), collectives, config.dtype)
-    # All ranks on this machine hold tensors at the same time: for the sum and, to check it, for each rank's payload.
+    # All ranks on this machine hold tensors at the same time: for the sum and, to check the sum, all ranks' payloads.
     memory = psutil.virtual_memory().total
     largest, ranks = max(sizes), config.world_size // config.nnodes
     held = 2 + len({name for name, _ in pairs}) + (config.world_size if "none" in {name for _, name in pairs} else 1)
@@ -173,7 +173,7 @@ def check_encoding(options: CompressorsConfig) -> CompressorsConfig:
 
 
 def prepare_encoding(config: CompressorsConfig) -> CompressorsConfig:
-    """Return the options of `check_encoding` with the device filled in; download the data set if it is needed.
+    """Return the options from `check_encoding` with the device filled in; download the data set if it is needed.
 
     Raises:
         UsageError: this machine lacks the device.
@@ -200,7 +200,7 @@ def measure_encoding(config: CompressorsConfig, on_report: OnReport, server: For
         "compressors",
         config,
         lambda folder: server.start(folder, num_ranks=1, threads=config.threads, device=config.device),
-        # the only process waits for no other process, so it is silent only if it hangs
+        # this process waits for no other one, so silence means that it hangs
         WatchdogTimeouts(first_s=config.timeout_s, next_s=config.timeout_s),
         on_report,
     )

@@ -1,4 +1,4 @@
-"""Declare the options of `bench collectives` and `bench compressors`, and the order in which both measure."""
+"""Declare the options of `bench collectives` and `bench compressors`, and the order in which both commands measure."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -68,7 +68,7 @@ class CollectivesConfig(RanksConfig):
         Flag(MEASUREMENT),
     ] = 5
     pairs: Annotated[
-        tuple[tuple[str, str], ...], Doc("spec texts of (collective, compressor) that work together"), NOT_RECORDED
+        tuple[tuple[str, str], ...], Doc("pairs (collective, compressor) that work together, as texts"), NOT_RECORDED
     ] = ()
 
 

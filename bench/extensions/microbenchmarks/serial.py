@@ -21,7 +21,7 @@ from collectives.schedule.rounds import Layout, leaves
 from collectives.server import Server
 
 Terms = Sequence[Payload]  # one payload per rank
-Order = Callable[[Terms, Payload], Payload]  # (terms, a payload that determines where terms are cut) -> their sum
+Order = Callable[[Terms, Payload], Payload]  # (terms, a payload that tells where to cut them) -> sum of the terms
 
 
 def serial_sum(collective: Collective, payloads: Terms) -> torch.Tensor | None:
@@ -95,8 +95,8 @@ def _ring(terms: Terms, layout: Payload) -> Payload:
 def _halving_doubling(terms: Terms, layout: Payload) -> Payload:
     """Return the sum of all terms x; chunk r of the result is chunk r of S(r), for r = 0..p-1.
 
-    S(r) starts as x_r + x_{r+p}; for d = p/2, ..., 2, 1 it becomes S(r) + S(r xor d). Here p is the largest power of
-    two up to the number of ranks.
+    Here p is the largest power of two up to the number of ranks. S(r) starts as x_r + x_{r+p}, or as x_r if there is no
+    rank r+p. Then, for d = p/2, ..., 2, 1, every S(r) becomes S(r) + S(r xor d).
     """
     p = 1 << (len(terms).bit_length() - 1)
     sums = [_added([*terms[r : r + 1], *terms[r + p : r + p + 1]]) for r in range(p)]
@@ -108,7 +108,7 @@ def _halving_doubling(terms: Terms, layout: Payload) -> Payload:
 
 
 def _tree(terms: Terms, layout: Payload) -> Payload:
-    """Return the sum S(0) of all terms x, where S(r) = (x_r + S(2r+1)) + S(2r+2)."""
+    """Return the sum S(0) of all terms x, where S(r) = (x_r + S(2r+1)) + S(2r+2) is the sum of rank r's subtree."""
 
     def subtree(rank: int) -> Payload:
         return _added([terms[rank], *(subtree(child) for child in (2 * rank + 1, 2 * rank + 2) if child < len(terms))])
@@ -152,7 +152,7 @@ _ORDERS: dict[str, Order] = {
 
 
 def _by_layer(server: Server, terms: Terms) -> Payload | None:
-    """Return the sum as a server computes it, layer by layer; None if a compressor encodes the sum again.
+    """Return the sum of the terms as the server adds them, layer by layer; None if a compressor encodes the sum.
 
     With `downlink=union`, sums are rounded to the value dtype of the terms.
     """

@@ -40,7 +40,7 @@ from collectives.options import Spec, value_text
 METHODS = ["none", "topk", "powersgd"]
 # Learning rates to try, relative to --lr or the optimizer's default.
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-# Outer learning rates to try with strategy local: of Streaming DiLoCo and SparseLoCo, of DiLoCo, and of averaging.
+# Outer learning rates to try with strategy local. Streaming DiLoCo and SparseLoCo use 0.4, DiLoCo 0.7, averaging 1.
 OUTER_RATES = (0.4, 0.7, 1.0)
 # Share of the training samples that is held out.
 HELD_OUT = 0.2
@@ -152,7 +152,7 @@ def with_defaults(sweep: SweepFile, outer_rates: Sequence[float], server: ForkSe
 
 
 def _default_compressors(base: Settings, server: ForkServer) -> list[str]:
-    """Return those of `METHODS` that work with the other options; print on stderr why the rest is left out."""
+    """Return those of `METHODS` that work with the other options; print on stderr why others are left out."""
     outcomes = plan_each([RunConfig(**with_recipe(base | {"compressor": method})) for method in METHODS], server)
     reasons = {m: str(outcome) for m, outcome in zip(METHODS, outcomes, strict=True) if isinstance(outcome, UsageError)}
     all_refused = len(reasons) == len(METHODS)
@@ -206,14 +206,15 @@ def tuning_sweep(sweep: SweepFile, seed: int) -> SweepFile:
 
 
 def _settings_to_try(sweep: SweepFile, options: Settings) -> list[tuple[Settings, Settings]]:
-    """Return a tuple for each combination of values to try with a configuration: (values, settings of its run).
+    """Return the runs that tune one configuration, one for each different combination of the values in `[tune]`.
 
-    In the settings, `outer_lr` becomes an option of strategy local. If the configuration has another strategy, or an
-    `outer_lr` of its own, neither the values nor the settings contain the `outer_lr` to try.
+    Each run is a tuple (the values that it tries, the settings of the run without those of `[base]`). In the settings,
+    an `outer_lr` to try becomes an option of strategy local. If the configuration has another strategy, or already sets
+    `outer_lr`, the run does not try an `outer_lr`, and the tuple does not contain it.
 
     Args:
         sweep: the sweep to tune.
-        options: options that the configuration adds to those of `[base]`, or changes.
+        options: options that the configuration adds to `[base]`, or changes in it.
     """
     tried: dict[str, tuple[Settings, Settings]] = {}
     for values in combinations(sweep.tune):
@@ -243,14 +244,14 @@ class Tuned:
     """The result of tuning one configuration.
 
     Attributes:
-        settings: options that the configuration adds to those of `[base]`, or changes.
+        settings: options that the configuration adds to `[base]`, or changes in it.
         best: the chosen values, by their names in `[tune]`.
-        chosen: options with which to run the configuration, in addition to those of `[base]`.
+        chosen: `settings` with the chosen values and `rates_tried`, for runs of the configuration after tuning.
         accuracy: accuracy with the chosen values on the held-out samples, 0 to 1; for a text, bits per byte.
         rates_tried: number of settings tried, including settings whose runs failed.
         equally_good: number of settings with this accuracy, including the chosen one.
-        at_the_end: names in `[tune]` whose chosen value is the smallest or the largest of those tried, and the same in
-            all equally good settings.
+        at_the_end: names in `[tune]` whose chosen value is the smallest or largest tried value, so that a value beyond
+            it may be better; only names that have this value in all equally good settings.
         quality: the metric of `accuracy`.
     """
 
@@ -265,7 +266,7 @@ class Tuned:
 
 
 def choose(sweep: SweepFile, state: SweepState) -> list[Tuned]:
-    """Return the tried settings with the best quality for each configuration; the first of equally good settings.
+    """Return for each configuration the tried settings with the best quality; if several are equally good, the first.
 
     Args:
         sweep: the sweep to tune.
@@ -344,7 +345,7 @@ def _described(tuned: Tuned) -> dict[str, Any]:
 def print_tuned(methods: SweepFile, tuned: list[Tuned], *, as_json: bool) -> None:
     """Print the best settings, the `bench run` commands that use them, and warnings about the choice.
 
-    The warnings are about equally good settings, and about best values at the end of a list of tried values.
+    The warnings are about equally good settings, and about best values that are the smallest or largest tried value.
 
     Args:
         methods: the sweep that was tuned.

@@ -256,7 +256,7 @@ def draw_profile(results: Results) -> style.Picture:
         )
         style.tooltips(curves[str(title)], str(title))
         words.append(f"{title} is the fastest on {(values == 1.0).mean():.0%}")
-    style.name_axis(axes, "x", "time to target / that of the fastest method (factor)", None, log=True)
+    style.name_axis(axes, "x", "time to target / time of the fastest method (factor)", None, log=True)
     axes.set_ylim(-0.02, 1.04)
     style.name_axis(axes, "y", "workloads within this factor", "test_accuracy")
     return style.with_legend(figure, curves, f"Performance profile. Of {len(factors)} workloads, {'; '.join(words)}.")

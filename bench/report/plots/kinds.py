@@ -115,7 +115,7 @@ KINDS: dict[str, PictureKind] = {
         PictureKind(
             name="accuracy-epochs",
             shows="test accuracy against epochs",
-            reading=f"{_BAND} Where a curve lies below that of the baseline, compression costs accuracy per epoch.",
+            reading=f"{_BAND} Where a curve lies below the baseline, compression costs accuracy per epoch.",
             reading_if_lower=f"{_BAND} Where a curve lies above the baseline, compression costs quality per epoch.",
             function=partial(accuracy.draw_curves, cost="epoch", what="epochs", unit_of="epoch"),
         ),

@@ -50,7 +50,7 @@ class Results:
 
     @functools.cached_property
     def quality(self) -> Metric:
-        """The measure of models in pictures: accuracy if any configuration has it, else that of the first one."""
+        """The measure of models in pictures: accuracy if any configuration has it, else the first configuration's."""
         found = [group.quality for group in group_runs(self.runs)]
         return ACCURACY if ACCURACY in found or not found else found[0]
 
@@ -61,7 +61,7 @@ class Results:
 
     @property
     def left_out(self) -> list[str]:
-        """A list with a sentence if pictures of `quality` leave out configurations; otherwise an empty list."""
+        """A list with one sentence if pictures of `quality` leave out some configurations; otherwise an empty list."""
         if len(self.measured) == len(self.configurations):
             return []
         others = " and ".join(sorted({group.quality.noun for group in self.configurations} - {self.quality.noun}))

@@ -38,7 +38,7 @@ _PARTS: dict[str, tuple[float, dict[str, Any]]] = {
 
 
 def draw_step(results: Results) -> style.Picture:
-    """Draw two bars per configuration: the upper shows the parts of a step's time, the lower those of its exchange.
+    """Draw two bars per configuration: the upper shows the parts of a step, the lower the parts of its exchange.
 
     Raises:
         NotDrawable: no finished run has measured the parts of a step.
@@ -110,8 +110,8 @@ _MARGIN = 1.6  # the y axis ends at this factor beyond the points, because inter
 def draw_over_bandwidth(results: Results) -> style.Picture:
     """Draw the speed-up over the baseline against the bandwidth of the link, with one curve per configuration.
 
-    The legend names the bandwidths at which a configuration breaks even; rings mark these points on the line of factor
-    1.
+    The legend names the bandwidths at which a configuration breaks even; rings mark these points where the speed-up
+    is 1.
 
     Raises:
         NotDrawable: there are fewer than two configurations or two bandwidths, or no link on which the baseline and
@@ -232,7 +232,7 @@ def draw_over_ranks(results: Results) -> style.Picture:
         if number == 0:
             ideal = [means[0] * size / sizes[0] for size in sizes]
             (line,) = axes.plot(sizes, ideal, color=style.GREY, linewidth=0.9)
-    drawn[f"in proportion to the ranks, from {curves[0][0]}"] = line
+    drawn[f"perfect scaling of {curves[0][0]}"] = line
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted({size for _, _, curve in curves for size in curve.index}))
     style.name_axis(axes, "x", "ranks", "world_size")

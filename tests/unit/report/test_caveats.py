@@ -128,7 +128,7 @@ def test_bytes_that_fell_while_the_density_warmed_up_are_told_of_the_whole(tmp_p
     (sentence,) = [text for text in caveats(compared(tmp_path, [*DENSE, *falling])) if "bytes per step" in text]
     assert "topk" in sentence
     assert (
-        "topk sent 2.50 times the bytes per step shown (early steps compress less)" in sentence
+        "topk sent 2.50 times the bytes per step in the table (early steps compress less)" in sentence
     )  # 250 on average, 100 at the end
     even = in_parts(TOPK, (10, 100.0), (20, 100.0))
     assert not any("bytes per step" in text for text in caveats(compared(tmp_path, [*DENSE, *even])))

@@ -137,7 +137,7 @@ def test_rounding_of_another_machine_is_allowed(tmp_path: Path) -> None:
 
 def test_what_stands_on_one_side_only_cannot_be_judged(tmp_path: Path) -> None:
     held = check_reference(runs(tmp_path, name="new"), runs(tmp_path))
-    assert held.unmeasured[0] == "ci-topk seed 1 is in the reference, but no such run ended well"
-    assert held.unmeasured[-1] == "new seed 2 is not in the reference; add it to the reference file"
+    assert held.unmeasured[0] == "ci-topk seed 1 is in the reference file, but no such run ended well now"
+    assert held.unmeasured[-1] == "new seed 2 is not in the reference file; add this run to it"
     failed = check_reference(runs(tmp_path, status="failed"), runs(tmp_path))
     assert len(failed.unmeasured) == 2

@@ -24,7 +24,7 @@ LABELS = {
     "pareto": ("training time (s)", "test accuracy (%)"),
     "bandwidth": ("bandwidth of the link (Mbit/s)", "speed-up in samples per second (factor)"),
     "scaling": ("ranks", "speed (samples/s)"),
-    "profile": ("time to target / that of the fastest method (factor)", "workloads within this factor (%)"),
+    "profile": ("time to target / time of the fastest method (factor)", "workloads within this factor (%)"),
     "density": ("", "layer"),
 }
 SVG = "{http://www.w3.org/2000/svg}"
