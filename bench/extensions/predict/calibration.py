@@ -154,7 +154,7 @@ class CpuContention:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MessageCosts:
-    """Costs of messages, in addition to the time that they travel on links.
+    """Costs of messages, in addition to their travel time on links.
 
     Attributes:
         message_s, per_byte_s: CPU seconds of a rank for each message and for each byte that it sends or receives.
