@@ -3,11 +3,11 @@
 Source: Li et al., "Scaling distributed machine learning with the parameter server" (OSDI 2014). Bounded staleness: Ho
 et al., "More effective distributed ML via a stale synchronous parallel parameter server" (NIPS 2013). Updates on
 arrival: Dean et al., "Large scale distributed deep networks" (NIPS 2012), Downpour SGD.
-Differs: pushes of one clock are applied together, in rank order. So a run with a staleness bound is reproducible if its
-timing is reproducible, and a bound of 0 gives the same result as synchronous training, bit for bit.
+Differs: pushes of one clock (step of a worker) are applied together, in rank order. So a run with a staleness bound is
+reproducible if its timing is reproducible, and a bound of 0 gives the same result as synchronous training, bit for bit.
 
-A clock is one step of a worker. The version of the parameters counts the updates that the server applied to them. The
-caller implements the update in `Parameters`.
+The version of the parameters counts the updates that the server applied to them. The caller implements the update in
+`Parameters`.
 
 A worker in another process is connected by a link: a transport between two ranks, used by one thread at each end. The
 worker sends one packed payload per layer, in the order in which backward produces them, and a control message at the
@@ -117,8 +117,8 @@ class ParameterServer:
         parameters: the parameters with their update rule.
         world_size: number of workers.
         timeout_s: longest wait of a worker for other workers, in seconds.
-        staleness: largest number of updates that may be missing when a clock starts; 0 is synchronous training. None:
-            no limit, and pushes are applied on arrival.
+        staleness: largest number of updates that a worker's parameters may lack when its clock starts; 0 is synchronous
+            training. None: no limit, and pushes are applied on arrival.
     """
 
     def __init__(self, parameters: Parameters, world_size: int, timeout_s: float, *, staleness: int | None) -> None:
