@@ -90,7 +90,7 @@ def predict_one(known: Calibration, options: PredictConfig, steps_from: list[Pat
     said = [*notes(known, checked), *latency_note(options, checked)]
     if checked != requests[0]:
         said.append(
-            f"The fastest of {len(requests)} collectives is shown; bench run takes {requests[0].collective} unless you "
+            f"The fastest of {len(requests)} collectives is shown; bench run uses {requests[0].collective} unless you "
             f"add --collective {checked.collective}"
         )
     row = columns(checked, known, prediction)
@@ -290,8 +290,8 @@ def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str,
         said = f"steps to {title}: median of {len(by_size[world_size])} run(s) with {world_size} ranks"
     elif len(around) < 2 or any(math.isinf(medians[size]) for size in around):
         said = (
-            f"no time to target: steps to {title} were measured with {', '.join(map(str, sizes))} ranks, which "
-            f"does not tell what {world_size} would need"
+            f"no time to target: steps to {title} were measured with {', '.join(map(str, sizes))} ranks, so "
+            f"the number with {world_size} ranks is unknown"
         )
     else:
         low, high = around

@@ -245,8 +245,8 @@ class Simulation:
             self.serving_s += seconds
 
 
-# Number of random start times in all simulations together. Each simulation uses one per rank, so fewer ranks mean more
-# simulations.
+# Number of random start times in all simulations together. Each simulation uses one start time per rank, so fewer ranks
+# mean more simulations.
 STARTS = 12
 
 

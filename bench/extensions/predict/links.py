@@ -68,8 +68,7 @@ class TraceClock:
     moments_s: Floats
 
     def clock_at(self, times: Floats) -> Floats:
-        """Return the clock's reading just before each time: an opportunity to send at exactly this time is not counted
-        yet."""
+        """Return the clock's reading just before each time, without an opportunity to send at exactly this time."""
         times, period_s = times - _INSTANT_S, self.moments_s[-1]
         rounds = np.maximum(0.0, np.ceil(times / period_s) - 1)  # a time at the end of a period belongs to this period
         passed = np.searchsorted(self.moments_s, times - rounds * period_s)
@@ -77,7 +76,7 @@ class TraceClock:
         return shown
 
     def time_of(self, clock: Floats) -> Floats:
-        """Return the time of the opportunity at which the clock reaches each reading."""
+        """Return the time of the opportunity to send at which the clock reaches each reading."""
         number, period_s = len(self.moments_s), self.moments_s[-1]
         index = np.maximum(0.0, np.ceil(clock * (number / period_s) - _PART) - 1)
         rounds, within = np.divmod(index, number)

@@ -41,7 +41,7 @@ def predict_local(calibration: Calibration, job: Job, collective: Collective, op
     Args:
         calibration: the measured parts of a step.
         job: the ranks, their links, whose rates are constant, and their work.
-        collective: the collective that sums differences; it must describe its rounds.
+        collective: the collective that sums differences; it must describe its rounds of messages.
         options: the steps between exchanges, the fragments and the delay.
     """
     n = job.links.num_ranks

@@ -157,7 +157,7 @@ def predict(
     Args:
         calibration: the measured parts of a step.
         job: the ranks, their links and their work.
-        collective: the collective that computes sums; it must describe its rounds.
+        collective: the collective that computes sums; it must describe its rounds of messages.
         in_hook: True if sums run in a communication hook, where ranks also tell each other whether gradients are
             finite; False if DDP sums by itself.
         starts_early: True if each bucket is sent when it is ready (trigger async); False if all are sent when all are

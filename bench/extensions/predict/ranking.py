@@ -91,7 +91,7 @@ def dense_name(request: PredictionRequest) -> str:
 
 
 def fastest(calibration: Calibration, requests: Sequence[PredictionRequest]) -> PredictedPair:
-    """Predict all requests; return the fastest request with its prediction, on ties the first one."""
+    """Predict all requests; return the fastest request with its prediction; if several are equally fast, the first."""
     found = (PredictedPair(request=request, prediction=predicted(calibration, request)) for request in requests)
     return max(found, key=lambda pair: pair.prediction.samples_per_s)
 
