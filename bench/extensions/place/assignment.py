@@ -265,8 +265,7 @@ class Route:
         return [LOSS, *in_order] if node is self.result else in_order
 
     def elsewhere(self, node: fx.Node) -> list[int]:
-        """Return the indices of the devices that use but do not compute a node's value, in the order of their first
-        use."""
+        """Return the indices of the devices that use but do not compute a node's value, in the order of first use."""
         homes = [self.home[user] for user in reversed(self.users(node))]
         return [home for home in dict.fromkeys(homes) if home != self.device_of[node.name]]
 

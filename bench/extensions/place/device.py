@@ -184,7 +184,7 @@ class Stage:
         return function(*args, **kwargs)
 
     def _summed(self, node: fx.Node, parts: dict[Edge, torch.Tensor | None]) -> torch.Tensor | None:
-        """Return the gradient of a node's output: the sum of the gradients from its users, added from last to first.
+        """Return the gradient of a node's output: the sum of its users' gradients, beginning with the last user.
 
         Return None if no user has a gradient.
 

@@ -65,7 +65,7 @@ def place(
     catalog: Annotated[Path | None, typer.Option(help="Folder with your own links and devices.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print data as JSON on stdout.")] = False,
 ) -> None:
-    """Model a training step with layers placed by type on a file's devices, over the file's links and other links."""
+    """Model a training step whose layers are placed by type on a file's devices, with the file's links and others."""
     topology = Topology.read(devices)
     from bench.extensions.place.catalog import SHM, Catalog, folders, measured_link
 

@@ -123,7 +123,7 @@ class Placed(Strategy):
             ),
             Refusal(
                 config.accumulate > 1,
-                f"{name} makes one step per batch, and --accumulate {config.accumulate} one from several",
+                f"{name} makes one step per batch, and --accumulate {config.accumulate} makes one of several",
                 [{"accumulate": None}, {"strategy": "ddp"}],
             ),
             Refusal(
