@@ -250,13 +250,13 @@ class Coordinator(Membership):
         return bool(waiting)
 
     def _take_arrived(self) -> None:
-        """Process the messages that have arrived, but not for ever if another program sends without end."""
+        """Process the messages that have arrived; stop after `_MOST_POLLS` polls, as a program may send without end."""
         for _ in range(_MOST_POLLS):
             if not self._poll(0):
                 return
 
     def _poll(self, limit: float) -> bool:
-        """Wait for messages until `limit` (a time of `time.monotonic`), but at most a second, and process them.
+        """Wait for messages until `limit` (a time of `time.monotonic`), at most a second, and process the messages.
 
         Return True if anything has arrived, otherwise False.
         """

@@ -131,7 +131,7 @@ class Membership(abc.ABC):
         """
 
     def admit(self) -> None:  # noqa: B027 - the task of rank 0
-        """Send the state to the ranks that wait to join; call this after an exchange."""
+        """Send the ranks that wait to join the state from which they start; call this after an exchange."""
 
     @abc.abstractmethod
     def share_figures(self, step: int, own: dict[str, Any], steps: int) -> tuple[list[dict[str, Any]], int]:

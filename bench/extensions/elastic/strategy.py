@@ -61,7 +61,7 @@ class Elastic(Local, name="elastic"):
             ),
             Refusal(
                 self.start_after > 0,
-                f"{name}: start_after={self.start_after} averages the gradients of all ranks in every first step, and "
+                f"{name}: start_after={self.start_after} averages the gradients of all ranks in the first steps, and "
                 "some may be lost",
                 [{"strategy.start_after": 0}],
             ),
