@@ -135,7 +135,7 @@ LONG_MESSAGES = 40
 CROWD_ROUNDS = 4
 STEPS = "steps of one rank"
 # Planned and smallest number of rounds of messages. The mean of all rounds is used, not the median: a round waits for
-# the one before, so long rounds also lengthen a step.
+# the previous round, so long rounds also lengthen a step.
 WAKE_TURNS, LEAST_WAKE_TURNS = 12, 2
 # Expected seconds, assumed before anything is measured: for the messages between two processes, for encoding one
 # element, for a round of short messages between computing ranks, and for a measurement by the launcher.

@@ -42,7 +42,7 @@ def predict_local(calibration: Calibration, job: Job, collective: Collective, op
         calibration: the measured parts of a step.
         job: the ranks, their links, whose rates are constant, and their work.
         collective: the collective that sums differences; it must describe its rounds of messages.
-        options: the steps between exchanges, the fragments and the delay.
+        options: the steps between exchanges, the number of fragments (parts of the model) and the delay.
     """
     n = job.links.num_ranks
     calibration, job = _in_one_bucket(calibration, job)

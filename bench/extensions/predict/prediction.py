@@ -412,7 +412,7 @@ def replay(
             rounds = math.ceil((moments[-1] - begin) / period_s)
             until = begin + rounds * period_s
     windows = []
-    if rounds <= LEAST_STEPS:  # `made` counts the steps until each moment; each tenth is a mean over all rounds
+    if rounds <= LEAST_STEPS:  # `made` counts the steps until each moment; tenths are means over all rounds
         edges = np.linspace(0.0, rounds * period_s, rounds * TENTHS + 1)
         steps = np.diff(np.interp(edges, np.array(moments) - begin, made)).reshape(rounds, TENTHS).mean(0)
         length_s = period_s / TENTHS

@@ -155,8 +155,8 @@ def request_of_run(calibration: Calibration, config: RunConfig) -> PredictionReq
         every = min(config.eval_every or config.epochs, config.epochs)
         if (math.ceil(config.epochs / every) - 1) * every < denser_epochs:  # epoch at which the last row begins
             raise UsageError(
-                f"{request.compressor} sends more in the first {denser_epochs} epochs, and the timed steps of this run begin "
-                "in these epochs; use --steps, warmup_epochs=0 or more --epochs"
+                f"{request.compressor} sends more in the first {denser_epochs} epochs, and the timed steps of this run "
+                "begin in these epochs; use --steps, warmup_epochs=0 or more --epochs"
             )
     return request
 
