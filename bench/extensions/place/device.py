@@ -307,7 +307,7 @@ class DeviceProcess(CommandedRank):
 
     @override
     def close(self) -> None:
-        dist.barrier()  # all processes close together
+        dist.barrier()  # all processes close at the same time
         self._channel.close()
         dist.barrier()
 
