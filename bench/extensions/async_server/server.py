@@ -71,12 +71,12 @@ class Push:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerReply:
-    """The parameters that a worker gets for its next clock.
+    """The parameters that a worker gets for its next clock (step).
 
     Attributes:
         version: version of the parameters: the number of updates applied to them.
-        num_steps: number of optimizer steps so far: the number of clocks of this worker if staleness is bounded,
-            otherwise the number of pushes of all workers divided by the number of workers.
+        num_steps: number of optimizer steps so far: the number of clocks (steps) of this worker if staleness is
+            bounded, otherwise the number of pushes of all workers divided by the number of workers.
         staleness: number of updates that the parameters got between the version from which the worker computed its last
             push and the version to which the push was applied; None if the worker did not push, or if its push was
             discarded.
@@ -253,8 +253,8 @@ class Session:
     def synchronize(self) -> ServerReply:
         """Wait until all workers have called this method and all pushes are applied; return the parameters.
 
-        All workers get the same version. If staleness is bounded, all workers must have ended the same number of
-        clocks.
+        All workers get the same version. If staleness is bounded, all workers must have ended the same number of clocks
+        (steps).
 
         Raises:
             TransportError: a rank was lost, or did not call this method in time.
