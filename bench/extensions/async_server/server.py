@@ -3,11 +3,11 @@
 Source: Li et al., "Scaling distributed machine learning with the parameter server" (OSDI 2014). Bounded staleness: Ho
 et al., "More effective distributed ML via a stale synchronous parallel parameter server" (NIPS 2013). Updates on
 arrival: Dean et al., "Large scale distributed deep networks" (NIPS 2012), Downpour SGD.
-Differs: pushes of one clock are applied together, in rank order. So a run with a staleness bound is reproducible if its
-timing is reproducible, and a bound of 0 gives the same result as synchronous training, bit for bit.
+Differs: pushes of one clock (step of a worker) are applied together, in rank order. So a run with a staleness bound is
+reproducible if its timing is reproducible, and a bound of 0 gives the same result as synchronous training, bit for bit.
 
-A clock is one step of a worker. The version of the parameters counts the updates that the server applied to them. The
-caller implements the update in `Parameters`.
+The version of the parameters counts the updates that the server applied to them. The caller implements the update in
+`Parameters`.
 
 A worker in another process is connected by a link: a transport between two ranks, used by one thread at each end. The
 worker sends one packed payload per layer, in the order in which backward produces them, and a control message at the
@@ -71,12 +71,12 @@ class Push:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerReply:
-    """The parameters that a worker gets for its next clock.
+    """The parameters that a worker gets for its next clock (step).
 
     Attributes:
         version: version of the parameters: the number of updates applied to them.
-        num_steps: number of optimizer steps so far: the number of clocks of this worker if staleness is bounded,
-            otherwise the number of pushes of all workers divided by the number of workers.
+        num_steps: number of optimizer steps so far: the number of clocks (steps) of this worker if staleness is
+            bounded, otherwise the number of pushes of all workers divided by the number of workers.
         staleness: number of updates that the parameters got between the version from which the worker computed its last
             push and the version to which the push was applied; None if the worker did not push, or if its push was
             discarded.
@@ -117,8 +117,8 @@ class ParameterServer:
         parameters: the parameters with their update rule.
         world_size: number of workers.
         timeout_s: longest wait of a worker for other workers, in seconds.
-        staleness: largest number of updates that may be missing when a clock starts; 0 is synchronous training. None:
-            no limit, and pushes are applied on arrival.
+        staleness: largest number of updates that a worker's parameters may lack when its clock starts; 0 is synchronous
+            training. None: no limit, and pushes are applied on arrival.
     """
 
     def __init__(self, parameters: Parameters, world_size: int, timeout_s: float, *, staleness: int | None) -> None:
@@ -253,8 +253,8 @@ class Session:
     def synchronize(self) -> ServerReply:
         """Wait until all workers have called this method and all pushes are applied; return the parameters.
 
-        All workers get the same version. If staleness is bounded, all workers must have ended the same number of
-        clocks.
+        All workers get the same version. If staleness is bounded, all workers must have ended the same number of clocks
+        (steps).
 
         Raises:
             TransportError: a rank was lost, or did not call this method in time.

@@ -4,8 +4,8 @@ One rank is also the server: it holds the parameters and the optimizer. With `mo
 `staleness` steps ahead of another; staleness 0 gives the result of synchronous training, bit for bit. With `mode=asp`
 every push is applied on arrival, and any `world_size` batches count as one step of the run, whichever ranks processed
 them. The run, and every interval between two evaluations, ends when the ranks together have processed as many batches
-as synchronous ranks would. A slow rank processes fewer batches of its own shard, and no other rank waits for it.
-Learning rate and epoch of a rank follow the number of steps that the rank last received from the server.
+as synchronous ranks would. A slow rank processes fewer batches of its own shard (part of the data), and no other rank
+waits for it. Learning rate and epoch of a rank follow the number of steps that the rank last received from the server.
 
 Source: Dean et al., "Large scale distributed deep networks" (NIPS 2012); Ho et al., "More effective distributed ML via
 a stale synchronous parallel parameter server" (NIPS 2013).

@@ -1,4 +1,4 @@
-"""A channel between rank 0 and another rank: a TCP connection for short messages; tensors are summed elsewhere."""
+"""A channel between rank 0 and another rank: a TCP connection for short messages; tensors use other connections."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,8 @@ _STRANGERS_ROOM = 4096
 _PART_BYTES = 1 << 18
 # If the other machine loses its power or its link, the connection breaks after about a minute, or later if the other
 # rank may go longer without taking a part of a message. While sent bytes are not acknowledged, the kernel sends no
-# keep-alive probes. Then TCP_USER_TIMEOUT (milliseconds) ends the wait, and also a wait for room in a full buffer.
+# keep-alive probes. In this case, TCP_USER_TIMEOUT (milliseconds) ends the wait; it also ends a wait for room in a full
+# buffer.
 _SILENCE_S = 60.0
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 3}
 
@@ -37,10 +38,11 @@ class Channel:
         sock: the connected socket.
         ledger: counts the messages that this rank sends.
         send_s: seconds within which the other rank must take a whole message.
-        stall_s: longest time in seconds for which the other rank may take no part of a message.
+        stall_s: longest time in seconds that the other rank may go without taking any part of a message.
 
     Attributes:
-        is_trusted: False while the program at the other end may be no rank of the run; long messages are then refused.
+        is_trusted: False until the program at the other end has shown that it is a rank of the run; until then, long
+            messages are refused.
     """
 
     def __init__(

@@ -91,7 +91,7 @@ class Coordinator(Membership):
         address = self._listener.getsockname()[:2]
         rendezvous.store.set(COORDINATOR_KEY, json.dumps([*address, self._token, self._answer]))
         self._peers: list[_Peer] = []
-        self._all_members: list[_Peer] = []  # everyone that was a member at any time
+        self._all_members: list[_Peer] = []  # the peers that were members at any time
         self._figures: dict[int, dict[_Peer, dict[str, Any]]] = collections.defaultdict(dict)  # by step
         self._exchange = 0  # number of the next exchange
         self._generation = 0
@@ -197,7 +197,7 @@ class Coordinator(Membership):
         return [peer for peer in self._with("member") if peer.problem is None]
 
     def _await_quorum(self) -> None:
-        """Wait until all members are ready, but once a quorum is, at most until the deadline; leave out late members.
+        """Wait until all members are ready, or until the deadline once a quorum is ready; leave out late members.
 
         Raises:
             MembershipError: no quorum was ready in time.
@@ -250,13 +250,13 @@ class Coordinator(Membership):
         return bool(waiting)
 
     def _take_arrived(self) -> None:
-        """Process the messages that have arrived, but not for ever if another program sends without end."""
+        """Process the messages that have arrived; stop after `_MOST_POLLS` polls, as a program may send without end."""
         for _ in range(_MOST_POLLS):
             if not self._poll(0):
                 return
 
     def _poll(self, limit: float) -> bool:
-        """Wait for messages until `limit` (a time of `time.monotonic`), but at most a second, and process them.
+        """Wait for messages until `limit` (a time of `time.monotonic`), at most a second, and process the messages.
 
         Return True if anything has arrived, otherwise False.
         """

@@ -2,7 +2,8 @@
 
 An exchange averages the parameter differences of the ranks that are present (`membership.py`). If a member is lost
 before all members have the sum, the others repeat the exchange with the same differences. Once all remaining members
-have the sum, they update their outer copies and keep the new residuals. So outer copies stay equal bit for bit.
+have the sum, they update their outer copies (the parameters that all ranks share) and keep the new residuals. So outer
+copies stay equal bit for bit.
 
 Source: Douillard et al. 2024 (asynchronous local SGD, arXiv:2401.09135) for workers that come and go; torchft (PyTorch)
 for a quorum that is agreed upon before every exchange of DiLoCo.

@@ -10,9 +10,9 @@ Every rank but 0 has a channel to rank 0. An exchange is one round of messages o
 
 A rank whose channel breaks is lost. Once `quorum` ranks are ready, rank 0 waits `deadline` seconds for the others; it
 tells a rank that comes later that it was left out, and this rank has to start again. A rank that starts, for the first
-time or again, connects to rank 0. Rank 0 sends it the outer copy after the next exchange, or at once if there are fewer
-members than the quorum. Rank 0 writes its address and a random token into a store, so only ranks with access to the
-store can join.
+time or again, connects to rank 0. Rank 0 sends it the outer copy (the parameters that all ranks share) after the next
+exchange, or at once if there are fewer members than the quorum. Rank 0 writes its address and a random token into a
+store, so only ranks with access to the store can join.
 """
 
 import abc
@@ -131,7 +131,7 @@ class Membership(abc.ABC):
         """
 
     def admit(self) -> None:  # noqa: B027 - the task of rank 0
-        """Send the state to the ranks that wait to join; call this after an exchange."""
+        """Send the ranks that wait to join the state from which they start; call this after an exchange."""
 
     @abc.abstractmethod
     def share_figures(self, step: int, own: dict[str, Any], steps: int) -> tuple[list[dict[str, Any]], int]:

@@ -1,7 +1,8 @@
 """Elastic: ranks train with local steps, and every rank except rank 0 may be lost and return.
 
 An exchange averages over the ranks that are present. It leaves out ranks that come more than `deadline` seconds after
-`quorum` ranks were ready. A lost rank starts again from the outer copy, without inner optimizer state and residual.
+`quorum` ranks were ready. A lost rank starts again from the outer copy (the parameters that all ranks share), without
+inner optimizer state and residual.
 
 Source: see `members.py`.
 """
@@ -32,7 +33,7 @@ from compressors.base import Compressor
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Elastic(Local, name="elastic"):
-    """Exchange parameter differences among the ranks that are present; the other options are those of `local`.
+    """Exchange parameter differences among the ranks that are present, with the options of `local` and two more.
 
     Rank 0 evaluates and gathers the figures of all ranks.
 
@@ -60,7 +61,7 @@ class Elastic(Local, name="elastic"):
             ),
             Refusal(
                 self.start_after > 0,
-                f"{name}: start_after={self.start_after} averages the gradients of all ranks in every first step, and "
+                f"{name}: start_after={self.start_after} averages the gradients of all ranks in the first steps, and "
                 "some may be lost",
                 [{"strategy.start_after": 0}],
             ),
@@ -128,7 +129,7 @@ class Elastic(Local, name="elastic"):
 
 
 def _bound_to_all(part: Collective) -> str:
-    """Return why a collective needs all ranks at all times; empty if it works without some ranks."""
+    """Return why a collective needs all ranks at all times; an empty text if it works when ranks are missing."""
     name = part.component_name
     if isinstance(part, Native):
         return f"{name} is an operation of one process group, which breaks when a rank is lost"

@@ -107,7 +107,7 @@ def attribute(traced: fx.GraphModule, path: str) -> torch.Tensor | None:
 
 ActivationPolicy = Literal["asic", "dpu", "turns", "producer"]
 
-# Roles for each kind of work, best first: if the pool has no device of a role, the next role does its work.
+# Roles for each kind of work, best first: if the pool has no device of a role, the next role in the list does the work.
 _CHAINS: Mapping[str, tuple[Role, ...]] = {
     "matrix": ("gpu", "cpu", "asic", "dpu", "fpga"),
     "convolution": ("fpga", "gpu", "cpu", "asic", "dpu"),
@@ -265,7 +265,7 @@ class Route:
         return [LOSS, *in_order] if node is self.result else in_order
 
     def elsewhere(self, node: fx.Node) -> list[int]:
-        """Return the indices of the other devices that use a node's value, in the order of their first use."""
+        """Return the indices of the devices that use but do not compute a node's value, in the order of first use."""
         homes = [self.home[user] for user in reversed(self.users(node))]
         return [home for home in dict.fromkeys(homes) if home != self.device_of[node.name]]
 
@@ -300,8 +300,8 @@ class Plan:
     Attributes:
         names: names of the host and the devices, by rank.
         pool: the devices that hold the first replica (copy of the network).
-        ranks: for each replica, which gets one mini-batch per step, the ranks of its devices; devices at the same index
-            hold the same part of the model.
+        ranks: for each replica, the ranks of its devices. A replica gets one mini-batch per step. Devices at the same
+            index hold the same part of the model in every replica.
     """
 
     names: Mapping[int, str]

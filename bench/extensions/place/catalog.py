@@ -92,7 +92,7 @@ class DeviceKind:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Catalog:
-    """Figures of kinds of links and devices, by name."""
+    """Rates and other figures of each kind of link and device, by the name of the kind."""
 
     links: Mapping[str, LinkKind]
     devices: Mapping[str, DeviceKind]

@@ -96,7 +96,7 @@ class Stage:
         self._users = {node.name: route.users(node) for node in self._nodes}
         self._elsewhere = {node.name: route.elsewhere(node) for node in self._nodes}
         self._messages = {peer: route.messages(peer, own) for peer in set(route.device_of.values()) - {own}}
-        # Values and gradients that each other device has still to send in this step, in order; and those that have
+        # Values and gradients that every other device still has to send in this step, in order; and those that have
         # arrived but are not used yet.
         self._expected: dict[int, list[Edge]] = {}
         self._arrived: dict[Edge, tuple[torch.Tensor | None, bool]] = {}
@@ -145,8 +145,8 @@ class Stage:
     def backward(self) -> None:
         """Run the backward pass of this device's operations; call this method after `forward`.
 
-        Add to the gradients of this device's parameters, and send each other device the gradients of the values that it
-        sent to this device in forward.
+        Add to the gradients of this device's parameters. Values that this device received in forward also have
+        gradients; send these back to the devices that sent the values.
         """
         parts: dict[Edge, torch.Tensor | None] = {}  # gradients that this device computes for its own values
         if self._loss is not None:
@@ -184,7 +184,7 @@ class Stage:
         return function(*args, **kwargs)
 
     def _summed(self, node: fx.Node, parts: dict[Edge, torch.Tensor | None]) -> torch.Tensor | None:
-        """Return the gradient of a node's output: the sum of the gradients from its users, added from last to first.
+        """Return the gradient of a node's output: the sum of its users' gradients, beginning with the last user.
 
         Return None if no user has a gradient.
 
@@ -307,7 +307,7 @@ class DeviceProcess(CommandedRank):
 
     @override
     def close(self) -> None:
-        dist.barrier()  # all processes close together
+        dist.barrier()  # all processes close at the same time
         self._channel.close()
         dist.barrier()
 

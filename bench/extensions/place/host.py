@@ -133,8 +133,8 @@ class HostTraining(BoundStrategy):
     def _hear_all(self) -> list[dict[str, Any]]:
         """Return the next report of every device; meanwhile, compute the sums of gradients that devices request.
 
-        The host completes one part of the network before it begins the next, so a device must not wait for a sum of
-        another part before it reports.
+        The host serves the devices of one part of the network until they have reported, then those of the next part. So
+        a device must report without waiting for sums of another part.
         """
         reports: list[dict[str, Any]] = []
         for ranks in zip(*self._plan.ranks, strict=True):  # the devices that hold the same part of every replica
@@ -287,7 +287,7 @@ class BoundHostSum(BoundCollective):
 
 
 def serve_sum(transport: Transport, ranks: Sequence[int], requests: Sequence[dict[str, Any]]) -> None:
-    """Receive one payload from each of these devices, add the payloads, and send the sum to each device.
+    """Receive one payload from each of the given devices, add the payloads, and send the sum to each of these devices.
 
     Args:
         transport: connects all processes.

@@ -56,7 +56,9 @@ EXAMPLES = """[bold]Examples[/bold]
 def place(
     model: Annotated[str, typer.Option(help="Network to train.", autocompletion=complete("models"))],
     devices: Annotated[Path, typer.Option(help="Device file: a host, its devices and links.", metavar="FILE")],
-    batch_size: Annotated[int, typer.Option(min=1, max=MOST, help="Samples in a pool's mini-batch.")] = 32,
+    batch_size: Annotated[
+        int, typer.Option(min=1, max=MOST, help="Samples in the mini-batch of one copy of the network.")
+    ] = 32,
     num_classes: Annotated[int, typer.Option(min=1, max=MOST, help="Outputs of the network.")] = 10,
     image_size: Annotated[int, typer.Option(min=1, max=4096, help="Side of the square images, in pixels.")] = 32,
     activations: Annotated[
@@ -65,7 +67,7 @@ def place(
     catalog: Annotated[Path | None, typer.Option(help="Folder with your own links and devices.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print data as JSON on stdout.")] = False,
 ) -> None:
-    """Model a training step with layers placed by type on a file's devices, over the file's links and other links."""
+    """Model a training step whose layers are placed by type on a file's devices, with the file's links and others."""
     topology = Topology.read(devices)
     from bench.extensions.place.catalog import SHM, Catalog, folders, measured_link
 

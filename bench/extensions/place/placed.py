@@ -51,8 +51,8 @@ RING_BYTES = 2**22
 class Placed(Strategy):
     """Train with a host process and device processes of the roles gpu, fpga, asic, dpu and cpu.
 
-    Bytes: an activation is sent once to each other device that uses it, and each operation there sends back one
-    gradient; the collective sums gradients among the devices that hold the same part of the model.
+    Bytes: an activation is sent once to every device that uses it but did not compute it, and each operation there
+        sends back one gradient; the collective sums gradients among the devices that hold the same part of the model.
     """
 
     default_collectives: ClassVar[tuple[str, ...]] = ("pool",)
@@ -123,7 +123,7 @@ class Placed(Strategy):
             ),
             Refusal(
                 config.accumulate > 1,
-                f"{name} makes one step per batch, and --accumulate {config.accumulate} one from several",
+                f"{name} makes one step per batch, and --accumulate {config.accumulate} makes one of several",
                 [{"accumulate": None}, {"strategy": "ddp"}],
             ),
             Refusal(

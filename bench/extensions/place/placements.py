@@ -267,10 +267,10 @@ def print_costs(comparison: PlacementComparison, catalog: Catalog, title: str, *
 
 
 def verdict(costs: Costs) -> list[str]:
-    """Return sentences that compare the step time of placing operations by type with the best single device's.
+    """Return sentences that compare two step times: operations placed by type, and all on the best single device.
 
-    They also give the break-even rates of links, at which transfers take as long as the operations save. The last
-    sentence is about moving activations to their own devices.
+    They also give break-even rates of links: the rates at which transfers cost as much time as operations save. The
+    last sentence is about moving activations to their own devices.
     """
     by_type, without = costs.by_placement[BY_TYPE], costs.by_placement[MATRIX_AND_CONVOLUTION]
     single = costs.by_placement[costs.best_single]

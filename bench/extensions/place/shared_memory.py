@@ -52,7 +52,8 @@ class ChannelEnd:
     The sender's end copies messages into the ring buffer, and the receiver's end copies them out of it.
 
     Args:
-        memory: the shared memory with the ring buffer and with lines, in which ranks announce their progress.
+        memory: the shared memory with the ring buffer, and with lines (128 bytes each) in which ranks announce
+            progress.
         ring: the ring buffer, uint8, a part of the memory's data; its length is a multiple of `WORD`.
         lines: numbers of the lines in which this end and the other end announce their progress.
         peer: number of the other rank, for error messages.
@@ -135,8 +136,8 @@ class SharedMemoryTransport(Transport):
     All ranks must create the transport at the same time.
 
     Args:
-        opener: an existing transport between the same ranks; it helps to map the memory, finds lost ranks and
-            determines the longest wait.
+        opener: an existing transport between the same ranks, used to map the memory and to find lost ranks; its timeout
+            is also the longest wait here.
         path: folder for the region's file, name of a new file, or a DAX device.
         ring_bytes: size of each ring buffer; there is one for each ordered pair of ranks.
         coherent: True if ranks see each other's stores without flushing caches; False to flush caches; None: as True,
@@ -161,7 +162,7 @@ class SharedMemoryTransport(Transport):
         self.rank, self.world_size, self.timeout_s = opener.rank, opener.world_size, opener.timeout_s
         self.device = torch.device("cpu")
         self.ledger = Ledger()
-        self._incoming: dict[int, ChannelEnd] = {}  # by the other rank
+        self._incoming: dict[int, ChannelEnd] = {}  # by the number of the other rank
         self._outgoing: dict[int, ChannelEnd] = {}
         if opener.world_size == 1:
             return

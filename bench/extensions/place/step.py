@@ -380,7 +380,10 @@ class _Step:
                 )
 
     def _replicas(self) -> list[tuple[tuple[str, ...], list[int]]]:
-        """Return tuples: (devices with the same parameters, one per copy of the network; bytes of each parameter)."""
+        """Return (devices, bytes of each parameter) for each part of the network.
+
+        Each copy of the network has one of the devices, which holds this part.
+        """
         held: dict[tuple[str, ...], dict[str, int]] = {}
         for operation in self._operations:
             if operation.parameters:

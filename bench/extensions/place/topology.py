@@ -1,4 +1,4 @@
-"""Topology, which holds the hosts, devices and links that a device file in TOML describes.
+"""`Topology`: the hosts, devices and links that a device file in TOML describes.
 
 A kind is the name of an entry in the catalogue (`bench.extensions.place.catalog`), which holds the speed and other
 figures of hosts, devices and links. An example of a device file:

@@ -1,4 +1,4 @@
-"""Answer `bench predict` for one job: its step, its time to a target accuracy, and a comparison with real runs.
+"""Print predictions for one job: its step, its time to a target accuracy, and a comparison with real runs.
 
 The time to a target is predicted from the number of steps that measured runs needed. Hosts may fail at a constant rate,
 independently of each other. The expected time then has a closed form: with T seconds of training between two
@@ -75,7 +75,7 @@ SECONDS_PER_HOUR = 3600.0
 
 
 def predict_one(known: Calibration, options: PredictConfig, steps_from: list[Path], *, as_json: bool) -> None:
-    """Print the prediction for one compressor on given links, with its fastest collective unless the options name one.
+    """Print the prediction for one compressor on given links; use the fastest collective if the options name none.
 
     Args:
         known: the calibration.
@@ -90,7 +90,7 @@ def predict_one(known: Calibration, options: PredictConfig, steps_from: list[Pat
     said = [*notes(known, checked), *latency_note(options, checked)]
     if checked != requests[0]:
         said.append(
-            f"The fastest of {len(requests)} collectives is shown; bench run takes {requests[0].collective} unless you "
+            f"The fastest of {len(requests)} collectives is shown; bench run uses {requests[0].collective} unless you "
             f"add --collective {checked.collective}"
         )
     row = columns(checked, known, prediction)
@@ -101,7 +101,9 @@ def predict_one(known: Calibration, options: PredictConfig, steps_from: list[Pat
     said += _pays(known, checked, prediction, row)
     if isinstance(known, Profile):
         row["step_as_it_is_s"] = step_as_it_is(known, checked)
-        said.append(f"a step of {known.model} without changes takes {format_seconds(row['step_as_it_is_s'])} there")
+        said.append(
+            f"a step of {known.model} without changes takes {format_seconds(row['step_as_it_is_s'])} on these links"
+        )
     if as_json:
         print_json(row | {"notes": said})
         return
@@ -225,12 +227,13 @@ def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str,
     """Return the number of steps that a compressor needs to reach the target accuracy with ``world_size`` ranks.
 
     The number of steps depends on the global batch size, so it is known only for the measured numbers of ranks. Between
-    two of these, it is interpolated linearly in the logarithms. Outside their range, it is unknown.
+    two measured numbers of ranks, the number of steps is interpolated linearly over the logarithm of the number of
+    ranks. Outside the measured range, it is unknown.
 
     Args:
         rows: every evaluation of the measured runs, as in `metrics.csv`.
         calibration: gives model, data set, optimizer and batch size.
-        compressor: the compressor's shortest text.
+        compressor: spec text of the compressor, without options that have their default.
         world_size: number of ranks of the predicted job.
 
     Raises:
@@ -287,8 +290,8 @@ def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str,
         said = f"steps to {title}: median of {len(by_size[world_size])} run(s) with {world_size} ranks"
     elif len(around) < 2 or any(math.isinf(medians[size]) for size in around):
         said = (
-            f"no time to target: steps to {title} were measured with {', '.join(map(str, sizes))} ranks, which "
-            f"does not tell what {world_size} would need"
+            f"no time to target: steps to {title} were measured with {', '.join(map(str, sizes))} ranks, so "
+            f"the number with {world_size} ranks is unknown"
         )
     else:
         low, high = around
@@ -390,7 +393,7 @@ def validate(known: Calibration, path: Path, file: Path, runs: Path, table: Path
 
 
 def compare_with_finished(known: Calibration, path: Path, folder: Path, table: Path | None, *, as_json: bool) -> None:
-    """Predict the configurations of the finished runs in a folder, and compare them as `validate` does."""
+    """Predict the configurations of the finished runs in a folder, and print a comparison as `validate` does."""
     table = table or folder / TABLE
     for kept in (path, table):
         check_writable(kept)

@@ -1,17 +1,18 @@
 """Predict steps in which ranks push to a server and do not wait for each other, by event-by-event simulation.
 
-The simulation follows `bench/extensions/async_server/strategy.py`. A rank's exchange thread encodes and pushes each
-bucket when backward hands it over. After the last bucket, the thread waits for the parameters of the next step. The
-server receives messages, applies pushes and answers, one action after the other. The rules by which ranks wait are not
-modelled: the simulation runs the server class of `--strategy async_server` itself, with empty parameters.
+The simulation follows `bench/extensions/async_server/strategy.py`. When backward hands over a bucket of gradients, the
+rank's exchange thread encodes it and pushes it to the server. After the last bucket, the thread waits for the
+parameters of the next step. The server receives messages, applies pushes and answers, one action after the other. The
+rules by which ranks wait are not modelled: the simulation runs the server class of `--strategy async_server` itself,
+with empty parameters.
 
 Ranks that do not wait for each other are at different points of their steps. So each simulated rank begins at a random
 time, at most one step's compute after the start of the simulation.
 
-With bounded staleness, a rank that starts sending slightly earlier gets a larger share of the link, so its lead grows
-until it reaches the bound. From then on, every rank waits for the slowest rank's push in each step, and all continue
-together. The simulation therefore runs these ranks in lockstep, as with a bound of 0. The prediction then adds the
-bound to the staleness of all ranks but one.
+With bounded staleness, a rank that starts sending slightly earlier gets a larger share of the link, so its lead over
+the other ranks grows to the bound. After that, every rank waits for the slowest rank's push in each step, and all
+continue together. The simulation therefore runs these ranks in lockstep, as with a bound of 0. The prediction then adds
+the bound to the staleness of all ranks but one.
 """
 
 import dataclasses
@@ -33,9 +34,9 @@ from bench.extensions.predict.links import Floats
 from bench.extensions.predict.prediction import Prediction
 from collectives.payloads.base import HEADER_BYTES
 
-# Number of steps per rank at the beginning of a simulation that do not count.
+# Number of warm-up steps per rank at the beginning of a simulation, which the prediction leaves out.
 WARMUP_STEPS = 20
-# Number of steps per rank that count, on average over ranks.
+# Number of steps per rank after the warm-up, on average over ranks.
 STEPS = 40
 # Seconds after which the simulated server would report a rank as lost; so long that this never happens.
 NEVER_S = 1e9
@@ -54,8 +55,8 @@ class StepWork:
             last bucket, both include the control message that tells the server that the push is complete.
         answer_nbytes, answer_s: bytes of the parameters and of the control message before them, and the time that
             sending or receiving both takes.
-        apply_s: time to decode one push (a rank's gradients of one step) and to update the parameters.
-        add_s: time for every further push that belongs to the same update.
+        apply_s: time to decode one push (a rank's gradients of one step) and to update the parameters with it.
+        add_s: additional time for each further push that is applied in the same update.
         num_layers: number of layers, which are sent one by one.
     """
 
@@ -71,7 +72,7 @@ class StepWork:
 
     @classmethod
     def of(cls, calibration: Calibration, job: Job) -> Self:
-        """Compute the work from a calibration, which has the lengths of single layers but not their times."""
+        """Compute the work from a calibration, which has the number of layers, but only the times of whole buckets."""
         links, encoded = job.links, job.encoded
         offers = [bucket.offers[0] for bucket in encoded]
         messages = [len(bucket.numels) for bucket in calibration.buckets]
@@ -103,9 +104,9 @@ class StepWork:
 
 
 class _NumbersOfPushes(list[int]):
-    """Replace the server's parameters in a simulation: instead of updating them, append to a list.
+    """Stand in for the server's parameters in a simulation: record the pushes of each update, and update nothing.
 
-    For each update, the number of pushes (gradients of one rank's step) in it is appended.
+    For each update, the number of its pushes (one push is the gradients of one rank's step) is appended to a list.
     """
 
     def apply(self, pushes: Sequence[Push], num_terms: int) -> None:
@@ -116,7 +117,7 @@ class _NumbersOfPushes(list[int]):
 
 
 class Simulation:
-    """Simulate all ranks and their server until all ranks together have made `WARMUP_STEPS` + `STEPS` steps per rank.
+    """Simulate all ranks and their server for `WARMUP_STEPS` + `STEPS` steps per rank, on average over ranks.
 
     Args:
         job: the ranks, their links and their work.
@@ -244,8 +245,8 @@ class Simulation:
             self.serving_s += seconds
 
 
-# Number of random start times in all simulations together. Each simulation uses one per rank, so fewer ranks mean more
-# simulations.
+# Number of random start times in all simulations together. Each simulation uses one start time per rank, so fewer ranks
+# mean more simulations.
 STARTS = 12
 
 
@@ -260,8 +261,8 @@ class AsyncPrediction(Prediction):
             and the moment when the step's gradients are applied.
         updates_per_s: updates of the server's parameters per second.
         bound_by: what limits the step: as in `Prediction`, or server if the server is nearly always busy.
-        step_times_s: median step time of each rank, in seconds; for a rank that ended no step while steps were counted,
-            the compute time of one step.
+        step_times_s: median step time of each rank, in seconds; for a rank that ended no step after the warm-up, the
+            compute time of one step.
     """
 
     staleness_mean: float
@@ -296,7 +297,7 @@ def predict_async(calibration: Calibration, job: Job, strategy: AsyncServer, see
     messages_s = np.where(remote, sum(work.message_s) + work.answer_s, 0.0)
     cpu_s: Floats = steps * (own_s + messages_s) + np.where(remote, 0.0, serving_s)
     carried_s = job.links.carry_byte_s * steps[hosts != hosts[root]].sum() * (pushed + answered)
-    stretch = 1.0  # the factor by which shared cores need more time for the work of all ranks than was simulated
+    stretch = 1.0  # time that shared cores need for the work of all ranks / simulated time, at least 1
     if job.shared_cores is not None:
         stretch = max(1.0, (float(cpu_s.sum()) + carried_s) / (job.shared_cores * simulated_s))
     seconds = stretch * simulated_s

@@ -1,4 +1,4 @@
-"""Check the options of `bench calibrate`, run the measurements, and keep finished ones after an interruption."""
+"""Check the options of `bench calibrate`, run the measurements, and keep finished results after an interruption."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ FORWARDING = "bench.extensions.predict.message_costs"
 # Number of ranks per core when several ranks compute at once, and the largest number of ranks in this measurement.
 CROWDED = 2
 MOST_AT_ONCE = 16
-# Links on which messages are measured, by how frames travel. The total rate of the forwarder's links exceeds
-# what the forwarder can carry, because the forwarder's CPU time per byte matters only when the forwarder is nearly
-# always busy. The total is at most twice what the forwarder can carry, because the forwarder needs less time per byte
-# when it handles many frames at once.
+# Links on which messages are measured, by how frames travel. The links of the forwarder (the process that forwards
+# frames) are together faster than the forwarder, so that it is nearly always busy: only then does its CPU time per byte
+# matter. They are at most twice as fast, because the forwarder needs less time per byte when it handles many frames at
+# once.
 LINKS = {
     FRAMES: HostLink(name="host", uplink_bps=100e6, downlink_bps=100e6),
     SEGMENTS: HostLink(name="host", uplink_bps=1e9, downlink_bps=1e9),
@@ -133,7 +133,7 @@ def execute(config: CalibrateConfig, tell: Callable[[str], None], server: ForkSe
         kept: results of measurements that were made before; each new result is added.
 
     Raises:
-        RunFailed: a process failed or hung; the message names its log.
+        RunFailed: a process failed or hung; the message names the log of this process.
         Interrupted: the user stopped the measurement.
     """
     try:

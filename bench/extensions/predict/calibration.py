@@ -108,7 +108,7 @@ class MessageProfile:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncodedBucket:
-    """The messages that a compressor produces from a bucket of gradients, and the time that this takes.
+    """The messages that a compressor produces from a bucket of gradients, and the time to produce them.
 
     Attributes:
         work_s: seconds of the compressor's work before each message, and after the last message.
@@ -154,7 +154,7 @@ class CpuContention:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MessageCosts:
-    """Costs of messages, in addition to the time that they travel on links.
+    """Costs of messages, in addition to their travel time on links.
 
     Attributes:
         message_s, per_byte_s: CPU seconds of a rank for each message and for each byte that it sends or receives.
@@ -213,7 +213,7 @@ class Calibration:
         encoded: the messages of each bucket, by compressor.
         crowds: times of the same step when several ranks compute at once, by ascending load (computing threads /
             cores). The first entry is of a single rank, and shows whether other processes disturbed the measurement.
-        messages: costs of messages, by how they travel: `LOCAL`, `FRAMES`, `SEGMENTS` or `FORWARDED`.
+        messages: costs of messages, by the way in which messages travel: `LOCAL`, `FRAMES`, `SEGMENTS` or `FORWARDED`.
         around_message_s: CPU seconds of a rank for one message, sent or received, in addition to those in `messages`:
             for the work of the collective, and because all work is slower right after compute.
         crowded_wake_s: extra seconds from a message's arrival until the waiting rank continues, while the ranks of the

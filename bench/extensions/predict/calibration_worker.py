@@ -28,7 +28,7 @@ from bench.extensions.predict.step_parts import CROWDED_STEPS, LEAST_TURNS, RANK
 from bench.rank.process import end_process, process_group, rank_main, set_up_device
 from collectives.transport.sockets import open_transport
 
-# Weight in seconds of the initial assumption that measurements take as long as expected.
+# The initial assumption that measurements take as long as expected has the weight of this many measured seconds.
 PRIOR_S = 3.0
 
 
@@ -95,7 +95,7 @@ class Budget:
     def allot(self) -> tuple[int, float]:
         """Return the number of repetitions that the next measurement may make, and the seconds that it may take.
 
-        A measurement uses the seconds if it only finds out while it runs how long a repetition takes.
+        The limit in seconds is for measurements that only find out while they run how long a repetition takes.
         """
         part, extra_s = self._rest[0], self._extra_s()
         if self._pace * part.extra_s <= extra_s:
@@ -135,7 +135,7 @@ LONG_MESSAGES = 40
 CROWD_ROUNDS = 4
 STEPS = "steps of one rank"
 # Planned and smallest number of rounds of messages. The mean of all rounds is used, not the median: a round waits for
-# the one before, so long rounds also lengthen a step.
+# the previous round, so long rounds also lengthen a step.
 WAKE_TURNS, LEAST_WAKE_TURNS = 12, 2
 # Expected seconds, assumed before anything is measured: for the messages between two processes, for encoding one
 # element, for a round of short messages between computing ranks, and for a measurement by the launcher.

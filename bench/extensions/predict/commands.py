@@ -1,7 +1,7 @@
 """The commands `bench calibrate` and `bench predict`.
 
 `bench calibrate` measures the parts of a training step on this machine. From these parts, `bench predict` computes a
-training step on links and with numbers of ranks that are not at hand.
+training step on other links and with other numbers of ranks.
 """
 
 from __future__ import annotations

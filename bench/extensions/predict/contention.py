@@ -1,16 +1,16 @@
 """Contention: how ranks on the same cores slow each other down, and how messages share links to a server.
 
-A rank's share is the fraction of the time, 0 to 1, in which its host may run. A rank that computes has
-share / slowdown(load) of the speed that it has alone on the machine. The load (computing threads / cores) is the load
-of one rank times the sum of the shares of all ranks that compute at that moment; a rank that waits for messages adds
-nothing. If all ranks have the same share and begin at once, `crowd_at` gives their times.
+A rank's share is the fraction of the time, 0 to 1, in which its host may run. The speed of a rank that computes is
+share / slowdown(load) times its speed alone on the machine. The load (computing threads / cores) is the load of one
+rank times the sum of the shares of all ranks that compute at that moment; a rank that waits for messages adds nothing.
+If all ranks have the same share and begin at once, `crowd_at` gives their times.
 
 Messages to and from a server share links max-min fairly: no message can get a higher rate unless a message that is no
 faster gets a lower rate. The ranks of a host share its link in equal parts, and the part of the server's link that a
 host cannot use is left to the other hosts.
 
-Sources: processor sharing, Kleinrock, "Queueing systems", volume 2 (1976), section 4.4; max-min fair rates by filling
-up, Bertsekas and Gallager, "Data networks" (2nd edition, 1992), section 6.5.2.
+Sources: processor sharing, Kleinrock, "Queueing systems", volume 2 (1976), section 4.4; max-min fair rates by
+progressive filling, Bertsekas and Gallager, "Data networks" (2nd edition, 1992), section 6.5.2.
 """
 
 import dataclasses
@@ -58,13 +58,13 @@ class FairShareQueue:
         return done
 
     def rate_with(self, index: int) -> float:
-        """Return the current rate of worker `index`; if the worker is not busy, the rate if it began work now."""
+        """Return the current rate of worker `index`; if it is idle, the rate that it would get if it began work now."""
         busy = self._busy.copy()
         busy[index] = True
         return float(self._rates_of(busy)[index])
 
     def _share(self) -> None:
-        """Recompute all rates from now on, and schedule a wake-up for the next completion."""
+        """Update all rates after a worker began or ended its work, and schedule a wake-up for the next end."""
         self._now = self._env.now
         busy, self._rates = self._busy, self._rates_of(self._busy)
         self._ends = np.full(len(busy), np.inf)
@@ -76,7 +76,7 @@ class FairShareQueue:
             alarm.callbacks.append(lambda event: self._end(event.value))
 
     def _end(self, alarm: int) -> None:
-        """End the work that is completed now, unless rates have changed since the wake-up `alarm` was scheduled."""
+        """End all work that is due now; do nothing if rates have changed since the wake-up `alarm` was scheduled."""
         if alarm != self._alarms:
             return
         ended = np.flatnonzero(self._ends == self._ends.min())
@@ -152,12 +152,12 @@ class Star:
 
 
 def fair_shares(count: Ints, own: Floats, shared: float) -> Floats:
-    """Return the rate of each single flow of every host, float [hosts], if the flows of all hosts share one link.
+    """Return the rate per flow (message under way) on each host, float [hosts], if all flows share one more link.
 
     Rates are max-min fair, and in the unit of `own` and `shared`.
 
     Args:
-        count: number of flows (messages under way) of each host, int [hosts].
+        count: number of flows of each host, int [hosts].
         own: rate of each host's own link, float [hosts].
         shared: rate of the link that all flows share.
     """
@@ -176,7 +176,7 @@ def fair_shares(count: Ints, own: Floats, shared: float) -> Floats:
 
 
 def crowd_at(calibration: Calibration, load: float) -> CpuContention:
-    """Return the times of forward and backward at a load (threads that compute / cores), from those at measured loads.
+    """Return the times of forward and backward at a load (computing threads / cores), from the measured times.
 
     Up to the smallest measured load, the times are the CPU time of a rank alone, which other work on the machine did
     not lengthen. Between two measured loads, times are interpolated. Beyond the largest measured load, times grow in
@@ -255,7 +255,7 @@ class Job:
     """The job whose step is predicted: its ranks, their links and their work.
 
     Attributes:
-        encoded: for each bucket of gradients, the messages that the compressor produces, and its work.
+        encoded: for each bucket of gradients, the compressor's messages and its work.
         links: the links between the ranks.
         slower: factor by which each rank computes more slowly because of its host, float [ranks].
         load: threads that compute at once / cores, for ranks that share cores.

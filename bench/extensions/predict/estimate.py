@@ -60,7 +60,7 @@ MESSAGES = MessageCosts(message_s=15e-6, per_byte_s=1e-10, wake_s=30e-6)
 AROUND_MESSAGE_S = 50e-6
 # Shares of a step's time for loading the batch, and for updating the parameters.
 BATCH_SHARE, UPDATE_SHARE = 0.03, 0.03
-# Share of backward in forward and backward: it computes two matrix products for each matrix product of forward.
+# Share of backward in the time of forward and backward: for each matrix product of forward, backward computes two.
 BACKWARD_SHARE = 2 / 3
 # Load up to which ranks are assumed not to slow each other down; too high to be reached.
 ANY_LOAD = 1e9

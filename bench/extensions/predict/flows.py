@@ -49,7 +49,7 @@ from collectives.schedule.waves import Ints, Wave
 
 
 def drained(queue: Ints, arrival: Floats, service: Floats, free: Floats, *, alone: bool) -> Floats:
-    """Return the time at which each queue has served all messages, float [queues]; `free` if none arrived.
+    """Return the time at which each queue has served all messages, float [queues]; without messages, its `free`.
 
     Args:
         queue: index of the queue at which each message arrives, int [messages].
@@ -168,7 +168,7 @@ class Flows:
         self._hosts = np.arange(len(links.up_rate))
         self._up, self._down = Paces(links.up_paces), Paces(links.down_paces)
         self._constant = links.period_s is None
-        self._up_free, self._down_free = np.zeros((2, len(self._hosts)))  # clock readings when links are free
+        self._up_free, self._down_free = np.zeros((2, len(self._hosts)))  # clock readings when links become free
         self._carried = 0.0
         self._paths: WavePaths | None = None
 

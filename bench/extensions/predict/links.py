@@ -25,12 +25,12 @@ the message
 Connections are silent while their ranks compute (`Windows`), and also within a step while a sum continues between other
 ranks: a leaf of a tree sends to its parent, and does not send again until its next sum (`SettlingWindows`).
 
-A longer delay means fewer timeouts, and so could make a message leave sooner. To exclude this, the message takes the
-longest time over this delay and all shorter ones. The length of a silence within a step is the sum of the durations of
-the waves that passed in it. A wave lasts as long as its slowest message and its busiest link at mean rates. This
-includes messages for which other ranks do not wait, and leaves out the time that ranks compute between waves. So a
-faster link, a shorter delay or a shorter silence never makes a message later, which the actual time between two
-messages would not guarantee.
+A longer delay means fewer timeouts, and so could make a message leave sooner. To exclude this, the model takes the
+longest time that this delay or any shorter delay gives. The length of a silence within a step is the sum of the
+durations of the waves that passed in it. A wave lasts as long as its slowest message and its busiest link at mean
+rates. This includes messages for which other ranks do not wait, and leaves out the time that ranks compute between
+waves. So a faster link, a shorter delay or a shorter silence never makes a message later, which the actual time between
+two messages would not guarantee.
 
 Sources: Handley, Padhye, Floyd 2000 (RFC 2861), section 3.2, as implemented in Linux: `tcp_cwnd_restart`, and
 `is_cwnd_limited` for the bytes under way; Chu et al. 2013 (RFC 6928); Paxson et al. 2011 (RFC 6298), with Linux's
@@ -49,8 +49,8 @@ from collectives.schedule.waves import Ints
 
 Floats = npt.NDArray[np.float64]
 
-# Times that differ by at most this count as equal, so that despite rounding a message can use the opportunity at the
-# time of the message's arrival.
+# Times that differ by at most this count as equal, so that despite rounding a message can use the opportunity to send
+# at the moment when the message arrives.
 _INSTANT_S = 1e-9
 # Remaining work below this share of an opportunity counts as a rounding error and needs no further opportunity.
 _PART = 1e-6
@@ -68,7 +68,7 @@ class TraceClock:
     moments_s: Floats
 
     def clock_at(self, times: Floats) -> Floats:
-        """Return the clock's reading just before each time: an opportunity at exactly this time is not counted yet."""
+        """Return the clock's reading just before each time, without an opportunity to send at exactly this time."""
         times, period_s = times - _INSTANT_S, self.moments_s[-1]
         rounds = np.maximum(0.0, np.ceil(times / period_s) - 1)  # a time at the end of a period belongs to this period
         passed = np.searchsorted(self.moments_s, times - rounds * period_s)
@@ -76,7 +76,7 @@ class TraceClock:
         return shown
 
     def time_of(self, clock: Floats) -> Floats:
-        """Return the time of the opportunity at which the clock reaches each reading."""
+        """Return the time of the opportunity to send at which the clock reaches each reading."""
         number, period_s = len(self.moments_s), self.moments_s[-1]
         index = np.maximum(0.0, np.ceil(clock * (number / period_s) - _PART) - 1)
         rounds, within = np.divmod(index, number)
@@ -232,14 +232,15 @@ class Windows:
             window = np.maximum(sent, grown * 0.5**timeouts)
             longest_s = np.clip(silence_s / timeouts - LEAST_TIMEOUT_S, 0.0, round_trip_s)
             leaves = np.maximum(leaves, _leaves_in_s(window, nbytes, per_byte_s, longest_s))
-            if (window == sent).all():  # more timeouts make no window smaller, but assume shorter delays
+            if (window == sent).all():  # further timeouts shrink no window and assume shorter delays
                 break
         return leaves
 
     def _before(self, sources: Ints, targets: Ints, nbytes: Ints) -> tuple[Floats, Floats]:
-        """Return, for each message, the seconds of silence and the bytes sent at once on its connection before.
+        """Return the seconds of silence, and the TCP window in bytes, of each message's connection before the message.
 
-        Both values count from the moment when the connection's TCP window was last as long as the message.
+        The silence counts from the connection's last long message. The window is the connection's longest message since
+        its last silence.
         """
         return np.asarray(self._silence_s), self._longest[sources, targets].astype(np.float64)
 

@@ -1,6 +1,6 @@
 """Predict the steps of `--strategy local`: ranks train alone, and exchange parameter differences at intervals.
 
-With one exchange every I steps, of one of F equal fragments:
+The model is divided into F equal fragments. Every I steps, ranks exchange one fragment:
 
     alone      time of a step without an exchange, on the slowest rank
     exchange   time from when the last rank has made its I steps until all ranks have decoded the sum of a fragment
@@ -41,8 +41,8 @@ def predict_local(calibration: Calibration, job: Job, collective: Collective, op
     Args:
         calibration: the measured parts of a step.
         job: the ranks, their links, whose rates are constant, and their work.
-        collective: the collective that sums differences; it must describe its rounds.
-        options: the steps between exchanges, the fragments and the delay.
+        collective: the collective that sums differences; it must describe its rounds of messages.
+        options: the steps between exchanges, the number of fragments (parts of the model) and the delay.
     """
     n = job.links.num_ranks
     calibration, job = _in_one_bucket(calibration, job)
@@ -139,7 +139,7 @@ def _joined(offers: Sequence[MessageProfile]) -> MessageProfile:
 
 
 def _of_fragment(job: Job, fragments: int) -> Job:
-    """Return the job with faster work and links, with which the whole model takes as long as one fragment."""
+    """Return the job with `fragments` times faster work and links; the whole model then takes as long as a fragment."""
     if fragments == 1:
         return job
     links = dataclasses.replace(

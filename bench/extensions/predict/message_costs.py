@@ -33,7 +33,7 @@ SHORT_ROUNDS, LONG_ROUNDS = 25, 7
 MESSAGE_BYTES = 300_000
 # Number of exchanges in which the time to carry a byte is measured.
 EXCHANGES = 40
-# This share of the results, at the lower end and again at the upper end, does not count.
+# The mean leaves out this share of the results at the lower end, and the same share at the upper end.
 STRAY_SHARE = 0.2
 REST_S = 0.1
 ROWS = 128

@@ -66,7 +66,7 @@ def layout_of(offer: MessageProfile, bucket: BucketParts) -> Layout:
 
 
 def lengths_of(offer: MessageProfile) -> Lengths:
-    """Return the rule that computes the bytes of any part of the message `offer`, as collectives send it.
+    """Return the rule that computes the bytes of any part of the message `offer`, in the form that collectives send.
 
     The bytes of a payload are assumed to be spread evenly over its elements, and grow with the number of ranks whose
     payloads are merged. Beyond the measured numbers of ranks, they grow at the last measured rate, but at most to the
@@ -91,7 +91,7 @@ def lengths_of(offer: MessageProfile) -> Lengths:
     return Lengths(packed)
 
 
-# Bytes of the flag that tells whether gradients are finite, which each rank sends to each other rank.
+# Bytes of the flag that tells whether gradients are finite; each rank sends its flag to all others.
 FLAG_BYTES = 8
 # Bytes of a rank's notice to rank 0 that its backward has ended, and of the answer that all may begin (trigger sync).
 COMMAND_BYTES = 1
@@ -157,7 +157,7 @@ def predict(
     Args:
         calibration: the measured parts of a step.
         job: the ranks, their links and their work.
-        collective: the collective that computes sums; it must describe its rounds.
+        collective: the collective that computes sums; it must describe its rounds of messages.
         in_hook: True if sums run in a communication hook, where ranks also tell each other whether gradients are
             finite; False if DDP sums by itself.
         starts_early: True if each bucket is sent when it is ready (trigger async); False if all are sent when all are
@@ -198,8 +198,8 @@ def predict(
 class SimulatedStep:
     """Simulate the threads in which ranks exchange gradients, one step after the other.
 
-    The arguments are those of `predict`, and `idle_s`. If `in_hook` and `starts_early` are both False, each rank begins
-    to send after its own backward, without waiting for other ranks.
+    The arguments are those of `predict` and, in addition, `idle_s`. If `in_hook` and `starts_early` are both False,
+    each rank begins to send after its own backward, without waiting for other ranks.
 
     Args:
         idle_s: seconds for which connections are idle before each step, in addition to the time of the update.
@@ -343,7 +343,7 @@ class SimulatedStep:
         return after_s
 
     def _sum(self, bucket: BucketParts, offer: MessageProfile) -> None:
-        """Simulate the sum of one message over ranks; if it has several dtypes, one dtype is summed after the other."""
+        """Simulate the sum of one message over ranks; if the message has several dtypes, each is summed separately."""
         collective = self._collective
         together = [tuple(range(len(offer.leaves)))]
         for group in layout_of(offer, bucket).by_type() if collective.carries_wires else together:
@@ -382,9 +382,9 @@ def replay(
     Return the fields of `Prediction` that with a trace are means over all steps, and the fields that exist only with a
     trace.
 
-    A period is divided into equal shares. A simulated step that is shorter than a share stands for all steps of this
-    share, and the next simulated step begins one share later. So a trace of an hour does not need ten thousand
-    simulated steps.
+    A period is divided into `most_steps` equal intervals. A simulated step that is shorter than an interval stands for
+    all steps in the interval, and the next simulated step begins one interval later. So a trace of an hour does not
+    need ten thousand simulated steps.
 
     Args:
         run_step: simulates a step that begins at given times; returns the times at which it ends, and the seconds for
@@ -392,7 +392,7 @@ def replay(
         starts: start times of the first step, float [ranks]; the step is delayed until the trace repeats.
         period_s: seconds after which the trace repeats.
         at_least_s: shortest time of a step in seconds.
-        most_steps: number of shares of a period; no more steps than this are simulated in a period.
+        most_steps: largest number of steps that are simulated in a period.
     """
     share_s = period_s / most_steps
     begin = math.ceil(starts.max() / period_s) * period_s
@@ -412,7 +412,7 @@ def replay(
             rounds = math.ceil((moments[-1] - begin) / period_s)
             until = begin + rounds * period_s
     windows = []
-    if rounds <= LEAST_STEPS:  # `made` counts the steps until each moment; each tenth is a mean over all rounds
+    if rounds <= LEAST_STEPS:  # `made` counts the steps until each moment; tenths are means over all rounds
         edges = np.linspace(0.0, rounds * period_s, rounds * TENTHS + 1)
         steps = np.diff(np.interp(edges, np.array(moments) - begin, made)).reshape(rounds, TENTHS).mean(0)
         length_s = period_s / TENTHS

@@ -91,7 +91,7 @@ def dense_name(request: PredictionRequest) -> str:
 
 
 def fastest(calibration: Calibration, requests: Sequence[PredictionRequest]) -> PredictedPair:
-    """Predict all requests; return the fastest request with its prediction, on ties the first one."""
+    """Predict all requests; return the fastest request with its prediction; if several are equally fast, the first."""
     found = (PredictedPair(request=request, prediction=predicted(calibration, request)) for request in requests)
     return max(found, key=lambda pair: pair.prediction.samples_per_s)
 
@@ -99,8 +99,8 @@ def fastest(calibration: Calibration, requests: Sequence[PredictionRequest]) -> 
 def pairs(request: PredictionRequest, compressors: Iterable[str]) -> Iterator[PredictionRequest]:
     """Yield a request for each compressor with each collective that can sum its payloads, on the same ranks and links.
 
-    If hosts have several ranks, a collective with a hierarchy of hosts is included. `native` is left out, because
-    `ring` sends the same messages.
+    If hosts have several ranks, a hierarchical collective (within hosts, then between hosts) is included. `native` is
+    left out, because `ring` sends the same messages.
     """
     strategy, names = spec.build("strategies", request.strategy), [*registry.entries("collectives")]
     if 1 < request.ranks_per_host < request.world_size:
@@ -149,7 +149,7 @@ def step_as_it_is(profile: Profile, request: PredictionRequest) -> float:
 
 
 def heading(checked: PredictionRequest, *, of_all: bool = False) -> str:
-    """Return one line that describes the predicted job; with `of_all`, without the compressor."""
+    """Return one line that describes the predicted job; if `of_all` is True, the line does not name the compressor."""
     strategy = "" if checked.is_ddp else checked.strategy
     where = checked.collective if checked.waits else checked.strategy
     rate = "on links without a limit" if checked.slowest_bps is None else f"at {format_rate(checked.slowest_bps)}"

@@ -44,8 +44,8 @@ class ScriptProfiler:
 
     Attributes:
         refusal: a sentence that says why the script cannot be profiled; empty if it can.
-        done: the recorded steps: the moments at which batch, forward, backward and the wait for DDP ended, by name,
-            and the moments at which each bucket was ready.
+        done: the recorded steps; each has, by name, the moments at which batch, forward, backward and the wait for DDP
+            ended, and the moments at which each bucket was ready.
     """
 
     def __init__(self, warmup: int, steps: int) -> None:

@@ -30,7 +30,7 @@ STIRRED_BYTES = 32 << 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Profile(Calibration):
-    """The measured parts of a training step of a user's own script; `model` is its file name.
+    """The measured parts of a training step of a user's own script; `model` is the script's file name.
 
     Attributes:
         script, script_sha256, arguments: path, SHA-256 and arguments of the script.
@@ -151,7 +151,7 @@ def profile_of(
 
 
 def profiled_steps(ranks: Sequence[Sequence[dict[str, Any]]], *, is_cpu_time: bool) -> dict[str, Any]:
-    """Return the seconds of a step's parts: in each step, those of the rank that computes longest; medians over steps.
+    """Return the median seconds of a step's parts; in each step, the parts of the rank that computes longest are used.
 
     Args:
         ranks: the moments that each rank recorded, as [rank][step], each step as in `ScriptProfiler.done`.

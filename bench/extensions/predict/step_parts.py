@@ -255,7 +255,7 @@ class StepParts:
         return ranks
 
     def _now(self) -> float:
-        """Return the clock's reading in seconds, minus the time that it took to copy gradients."""
+        """Return the clock's reading in seconds, minus the time that was spent on copying gradients."""
         return self._clock() - self._copied_s
 
     def _take(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:

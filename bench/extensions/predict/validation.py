@@ -155,8 +155,8 @@ def request_of_run(calibration: Calibration, config: RunConfig) -> PredictionReq
         every = min(config.eval_every or config.epochs, config.epochs)
         if (math.ceil(config.epochs / every) - 1) * every < denser_epochs:  # epoch at which the last row begins
             raise UsageError(
-                f"{request.compressor} sends more in the first {denser_epochs} epochs, to which the timed "
-                "steps of this run belong; use --steps, warmup_epochs=0 or more --epochs"
+                f"{request.compressor} sends more in the first {denser_epochs} epochs, and the timed steps of this run "
+                "begin in these epochs; use --steps, warmup_epochs=0 or more --epochs"
             )
     return request
 
@@ -212,7 +212,7 @@ def as_rows(compared: Sequence[ValidationCell], calibration: Calibration) -> lis
 
 
 def with_validated(calibration: Calibration, compared: Sequence[ValidationCell]) -> Calibration:
-    """Return the calibration, to which these comparisons of predicted and measured step times are added."""
+    """Return a copy of the calibration that also holds these comparisons of predicted and measured step times."""
     as_in_a_row = ("compressor", "collective", "world_size", "link_trace", "strategy", "trigger", "ranks_per_host")
     cells = [
         Validated(
@@ -275,7 +275,7 @@ def finished_runs(calibration: Calibration, folder: Path, tell: Callable[[str], 
     for config in configs.values():
         values = {name: getattr(config, name) for name in differing if getattr(config, name) is not None}
         if "hosts" in values:
-            values.pop("world_size", None)  # it follows from the hosts
+            values.pop("world_size", None)  # the number of hosts determines the number of ranks
         runs.append(PlannedRun(settings=values, config=config))
     return SweepState(runs=runs, out=folder, past=past)
 

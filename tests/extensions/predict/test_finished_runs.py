@@ -86,7 +86,7 @@ def test_a_run_without_timed_steps_has_no_error(tmp_path: Path) -> None:
         (
             {"compressor": "topk", "collective": "allgather", "steps": None, "epochs": 4, "eval_every": 2},
             {},
-            "topk sends more in the first 3 epochs, to which the timed steps of this run belong",
+            "topk sends more in the first 3 epochs, and the timed steps of this run begin in these epochs",
         ),
         ({"augment": False}, {}, "augment is False, but was calibrated with True"),
         ({}, {"cpu": "another (2 cores)"}, f"made with cpu another (2 cores), calibrated with {KNOWN.cpu} ("),

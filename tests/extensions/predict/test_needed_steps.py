@@ -73,7 +73,7 @@ def test_a_seed_counts_once() -> None:
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
-        (run("a", 2, 400), "were measured with 2 ranks, which does not tell what 4 would need"),
+        (run("a", 2, 400), "were measured with 2 ranks, so the number with 4 ranks is unknown"),
         (run("a", 8, 400), "were measured with 8 ranks"),
         (run("a", 4, None), "most of 1 run(s) missed 90 %"),
         (run("a", 2, None) + run("b", 8, 100), "were measured with 2, 8 ranks"),

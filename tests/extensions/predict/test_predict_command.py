@@ -155,8 +155,8 @@ def test_a_compressor_is_predicted_on_its_fastest_collective_too(tmp_path: Path)
     steps = {name: each["step_time_s"] for name, each in named.items()}
     assert steps["halving_doubling"] < steps["allgather"]  # a run would choose it
     assert told["step_time_s"] <= steps["halving_doubling"]
-    assert any("bench run takes allgather unless you add --collective" in note for note in told["notes"])
-    assert not any("bench run takes" in note for each in named.values() for note in each["notes"])
+    assert any("bench run uses allgather unless you add --collective" in note for note in told["notes"])
+    assert not any("bench run uses" in note for each in named.values() for note in each["notes"])
     curve = json.loads(invoke(*asked, "--sweep", "bandwidth=1mbit..10mbit").out)["curve"]
     assert curve[0]["step_time_s"] == told["step_time_s"]
     assert curve[0]["collective"] == told["collective"]
@@ -322,7 +322,7 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
     assert often["time_to_target_with_losses_s"] < told["time_to_target_s"] * often["times_as_long_with_losses"] / 2
     more = json.loads(invoke(*asked, "--world-size", "64").out)
     assert more["time_to_target_s"] is None
-    assert any("does not tell what 64 would need" in note for note in more["notes"])
+    assert any("the number with 64 ranks is unknown" in note for note in more["notes"])
 
 
 @pytest.mark.parametrize(
