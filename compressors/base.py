@@ -18,7 +18,6 @@ from typing_extensions import Doc, override
 
 from collectives.allreduce import Native
 from collectives.base import Collective, without_residuals
-from collectives.kernels.loop import Parts
 from collectives.options import CountOrZero, Incompatible, OptionError, Options, incompatibility
 from collectives.payloads import Codes, Dense, Payload
 from compressors.layer import Layer, LayerKind, Step, end_to_end
@@ -419,39 +418,3 @@ class LossyCompressor(PerLayer):
     min_numel: MinNumel = 0
     skip: Skip = ()
     dense_ends: DenseEnds = False
-
-
-@dataclasses.dataclass(kw_only=True)
-class PartsEncoder(PerLayer):
-    """Base of the compressors that encode all gradients of a bucket together, without first concatenating them."""
-
-    granularity: ClassVar[Granularity] = "bucket"
-
-    error_feedback: ErrorFeedback = False
-    min_numel: MinNumel = 0
-    skip: Skip = ()
-    dense_ends: DenseEnds = False
-
-    @abc.abstractmethod
-    def encode_parts(self, x: Parts, layer: Layer, step: Step) -> Payload:
-        """Return the payload of `x`, tensors that are encoded as one flat tensor, fp32 [layer.numel]."""
-
-    @override
-    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        return self.encode_parts(Parts([x]), layer, step)
-
-    @override
-    def encode_bucket(
-        self,
-        gradients: Sequence[torch.Tensor],
-        residual: torch.Tensor | None,
-        left: torch.Tensor | None,
-        layers: Sequence[Layer],
-        step: Step,
-        *,
-        screen: bool = False,
-    ) -> Payload:
-        if left is not None:
-            return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
-        x = Parts([*summed(gradients, None, None, layers, screen=screen)])
-        return self.encode_parts(x, end_to_end(layers), step)

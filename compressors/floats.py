@@ -1,5 +1,6 @@
 """Methods that lose at most rounding: `none`, `bf16`, `fp16`, and `row_sparse`, which does not send rows of zeros."""
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -12,9 +13,9 @@ from collectives.kernels.loop import Parts
 from collectives.payloads import Dense, Payload, RowSparse
 from collectives.payloads.base import HEADER_BYTES
 from collectives.payloads.codec.values import to_value_dtype
-from compressors.base import Granularity, PartsEncoder, PerLayer, Traits
-from compressors.layer import Layer, Step
-from compressors.parts.buckets import NonFinite, is_finite, split
+from compressors.base import DenseEnds, ErrorFeedback, Granularity, MinNumel, PerLayer, Skip, Traits
+from compressors.layer import Layer, Step, end_to_end
+from compressors.parts.buckets import NonFinite, is_finite, split, summed
 from compressors.parts.values import TORCH_DTYPES, ValueDtype, roundoff
 
 
@@ -69,6 +70,42 @@ def _rounded(x: Parts, dtype: torch.dtype, step: Step) -> Dense:
     for part, out in zip(x.tensors, values.split([len(part) for part in x.tensors]), strict=True):
         to_value_dtype(part, dtype, step.world_size, out=out)
     return Dense(values)
+
+
+@dataclasses.dataclass(kw_only=True)
+class PartsEncoder(PerLayer):
+    """Base of the compressors that encode all gradients of a bucket together, without first concatenating them."""
+
+    granularity: ClassVar[Granularity] = "bucket"
+
+    error_feedback: ErrorFeedback = False
+    min_numel: MinNumel = 0
+    skip: Skip = ()
+    dense_ends: DenseEnds = False
+
+    @abc.abstractmethod
+    def encode_parts(self, x: Parts, layer: Layer, step: Step) -> Payload:
+        """Return the payload of `x`, tensors that are encoded as one flat tensor, fp32 [layer.numel]."""
+
+    @override
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+        return self.encode_parts(Parts([x]), layer, step)
+
+    @override
+    def encode_bucket(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
+        layers: Sequence[Layer],
+        step: Step,
+        *,
+        screen: bool = False,
+    ) -> Payload:
+        if left is not None:
+            return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
+        x = Parts([*summed(gradients, None, None, layers, screen=screen)])
+        return self.encode_parts(x, end_to_end(layers), step)
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -16,7 +16,8 @@ from collectives.options import OptionError, PositiveOrZero
 from collectives.payloads import Codes, Dense, Payload
 from collectives.payloads.base import HEADER_BYTES
 from collectives.transport.base import Transport
-from compressors.base import DenseEnds, ErrorFeedback, Given, MinNumel, PartsEncoder, PerLayer, Skip, Traits
+from compressors.base import DenseEnds, ErrorFeedback, Given, MinNumel, PerLayer, Skip, Traits
+from compressors.floats import PartsEncoder
 from compressors.kernels import batches
 from compressors.kernels.quantisation import (
     CODES,

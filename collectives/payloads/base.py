@@ -240,10 +240,7 @@ class Payload(abc.ABC):
         """
 
     def shares(self, numels: Sequence[int]) -> list[Share]:
-        """Return the entries and bytes of each part; parts are consecutive and have these numbers of elements.
-
-        The message's bytes are divided among the parts in proportion to their entries.
-        """
+        """Return entries, and bytes in proportion, of consecutive parts with these numbers of elements."""
         counts = self._entries_in(numels) if len(numels) > 1 else [self.num_entries]
         total, kind = sum(counts), type(self).__name__
         return [

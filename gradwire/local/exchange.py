@@ -394,8 +394,7 @@ class LocalSteps(CompressedCommunicator):
 
     def _share_buffers_(self, buffers: Sequence[torch.Tensor]) -> None:
         """Replace floating-point buffers with their means over ranks, and all other buffers with those of rank 0."""
-        # Running variances become plain means, too, because training continues with them. An evaluation of the mean of
-        # all ranks' models combines variances in another way.
+        # Training continues with running variances, so they become plain means; an evaluation pools them otherwise.
         if self.transport.world_size == 1:
             return
         floats = [buffer for buffer in buffers if buffer.is_floating_point()]

@@ -6,8 +6,7 @@ arrival: Dean et al., "Large scale distributed deep networks" (NIPS 2012), Downp
 Differs: pushes of one clock (step of a worker) are applied together, in rank order. So a run with a staleness bound is
 reproducible if its timing is reproducible, and a bound of 0 gives the same result as synchronous training, bit for bit.
 
-The version of the parameters counts the updates that the server applied to them. The caller implements the update in
-`Parameters`.
+The version of the parameters counts the updates that were applied. The caller implements the update in `Parameters`.
 
 A worker in another process is connected by a link: a transport between two ranks, used by one thread at each end. The
 worker sends one packed payload per layer, in the order in which backward produces them, and a control message at the
@@ -253,8 +252,7 @@ class Session:
     def synchronize(self) -> ServerReply:
         """Wait until all workers have called this method and all pushes are applied; return the parameters.
 
-        All workers get the same version. If staleness is bounded, all workers must have ended the same number of clocks
-        (steps).
+        All workers get the same version. If staleness is bounded, all must have ended equally many clocks (steps).
 
         Raises:
             TransportError: a rank was lost, or did not call this method in time.

@@ -39,8 +39,7 @@ from collectives.options import incompatibility, raise_first
 from collectives.refusals import refuse
 from compressors.base import Compressor
 
-# Largest number of ranks for which all collectives are tried; with more ranks, only the collective that a run would
-# choose is tried.
+# Largest number of ranks for which all collectives are tried; with more ranks, only the one of a run is tried.
 MOST_TRIED = 64
 POINTS_PER_DECADE, MAP_POINTS_PER_DECADE = 6, 3
 # Largest number of ranks in a map, which needs hundreds of predictions.
@@ -73,9 +72,7 @@ def on_each_collective(calibration: Calibration, request: PredictionRequest) -> 
 
 
 def dense_on_each_collective(calibration: Calibration, request: PredictionRequest) -> list[PredictionRequest]:
-    """Return one request per collective for dense 16-bit gradients on the same ranks and links.
-
-    If `request` has the strategy `local`, these requests have `ddp`.
+    """Return a request per collective for dense 16-bit gradients on the same ranks and links; `local` becomes `ddp`.
 
     Raises:
         UsageError: dense 16-bit gradients are not calibrated.
