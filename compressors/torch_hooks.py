@@ -65,8 +65,8 @@ class TorchPowerSgd(TorchHook, name="torch_powersgd"):
 
     The state of the hook belongs to buckets. DDP rebuilds them after the first step, so compression starts later.
 
-    Bytes: 4 (sum of r (n + k) + elements not compressed) for a bucket of matrices [n, k], all-reduced by the backend;
-    4 m before start_step.
+    Bytes that the backend all-reduces for a bucket of m elements: 4 m before start_step; then 4 (sum of r (n + k) over
+    its matrices [n, k], of rank r, + elements not compressed).
     """
 
     rank: Annotated[Count, Doc("columns of the two thin matrices")] = 2

@@ -43,7 +43,7 @@ def link_columns(folder: RunFolder) -> dict[str, Any]:
 def link_rates(config: RanksConfig) -> tuple[float, ...]:
     """Return the rate of each rank's link in bits per second, in rank order; empty if any host's rate is unknown.
 
-    The rate of a host is the lower rate of its two directions (for a trace, the mean); its ranks share it equally.
+    A host's rate is that of its slower direction (of a trace: the mean over time); its ranks share it equally.
     """
     of_hosts = []
     for host in config.cluster["hosts"] if config.cluster else ():

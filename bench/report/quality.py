@@ -47,7 +47,7 @@ class Metric:
 
     @property
     def target_column(self) -> str:
-        """The name of the column and of the run's setting for a target in this metric; some metrics have neither."""
+        """The name shared by the column and the option with a run's target in this metric; some metrics have none."""
         return f"target_{self.name}"
 
     @property

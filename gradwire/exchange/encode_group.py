@@ -176,7 +176,7 @@ class LayerStore:
         return views
 
     def load(self, tensors: Tensors) -> None:
-        """Replace all tensors that are kept with copies of `tensors`, which are given by layer id."""
+        """Drop all tensors of this group, and store copies of `tensors` (by layer id) instead."""
         self._accepted = {(layer_id,): tensor for layer_id, tensor in copies(tensors).items()}
         self._sizes = {layer_id: tensor.numel() for layer_id, tensor in tensors.items()}
         self._proposed, self._spare = {}, {}

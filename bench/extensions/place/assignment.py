@@ -211,7 +211,7 @@ class _Checker(fx.Interpreter):
         return value
 
     def _changes_shared_memory(self, n: fx.Node) -> bool:
-        """Return True if a node changes in place memory that other values share.
+        """Return True if a node overwrites memory that other values share.
 
         Later uses of the changed value itself do not count, because `trace` redirects them to the new tensor.
         """

@@ -185,7 +185,7 @@ TIE_S = 1e-6
 
 
 class Windows:
-    """TCP windows of all connections between ranks, if connections are silent only between steps.
+    """TCP windows of all connections between ranks; assumes that connections are idle only between steps.
 
     Args:
         num_ranks: number of ranks; every two ranks are connected.

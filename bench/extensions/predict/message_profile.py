@@ -107,8 +107,8 @@ def work_of(whole: tuple[int, float], part: tuple[int, float] | None = None) -> 
 
     Args:
         whole: the measurement with a whole payload.
-        part: the measurement with a part of the payload; if it is None or as long as the whole payload, the time is
-            taken not to depend on the bytes.
+        part: the measurement with a part of the payload; if it is None or has as many bytes as `whole`, the time is
+            assumed to be constant.
     """
     if part is None or part[0] == whole[0]:
         return LinearCost(fixed_s=whole[1])

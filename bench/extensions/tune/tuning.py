@@ -67,7 +67,7 @@ def methods_to_tune(
         rates: learning rates to try, separated by commas.
         outer_rates: outer learning rates of local steps to try, separated by commas.
         seeds: seeds of the runs after tuning.
-        server: resolves runs with the default compressors.
+        server: fills in the settings of runs if `compressors` is None and the defaults are tried.
 
     Raises:
         UsageError: options contradict each other, the file is not a sweep file, or a component is unknown.
