@@ -25,7 +25,7 @@ REFUSALS = [
     (["--lr", "nan"], "--lr nan is not possible"),
     (["--lr-scaling", "cubic"], "write none, linear or linear:base=N"),
     (["--seeds", "1,x"], "--seeds 1,x is not a list of seeds"),
-    (["--seeds", "1,1"], "one of them twice"),
+    (["--seeds", "1,1"], "a seed twice"),
     (["--seeds", "1,5-3"], "--seeds 1,5-3 has a range that ends before it begins"),
     (["--seed", "7", "--seeds", "1,2"], "--seed and --seeds contradict each other; leave out --seed or --seeds"),
     (["--name", "a/b"], "--name 'a/b'"),
