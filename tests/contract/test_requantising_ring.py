@@ -142,7 +142,7 @@ def test_ranks_and_hops_round_differently() -> None:
     ("compressor", "reason"),
     [
         ("topk", "topk sends Sparse payloads: ring:requantise=true encodes sums of Codes again, and Sparse payloads "
-                 "are none; use collective ring"),
+                 "are not Codes; use collective ring"),
         ("onebit", "and TwoMeans payloads are not Codes; use collective allgather"),
         ("qsgd", "ring keeps the errors of the sums that it encodes, which would grow without limit: qsgd is no "
                  "contraction with these options; use qsgd:error_feedback=true or collective allgather"),
