@@ -61,7 +61,7 @@ class ComponentKind:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What is known about a component without importing it.
+    """A component's name and description, found without importing the component.
 
     Attributes:
         name: name on the command line.
@@ -223,14 +223,20 @@ def load_plugin(group: str, name: str) -> object:
         return getattr(importlib.import_module(module), attribute)
 
 
-def load_plugins(group: str) -> list[object]:
-    """Import and return all objects that packages add to a group; warn of objects that cannot be imported."""
+def load_plugins(group: str, *types: type[T]) -> list[T]:
+    """Import and return all objects of these types that packages add to a group; warn of objects that are left out."""
     found = []
-    for name in plugins(group):
+    for name, entry in plugins(group).items():
         try:
-            found.append(load_plugin(group, name))
+            added = load_plugin(group, name)
         except PluginError as error:
             warn_once(f"left out: {error}")
+            continue
+        if isinstance(added, types):
+            found.append(added)
+        else:
+            wanted = " or ".join(each.__name__ for each in types)
+            warn_once(f"left out: '{name}' of {entry.provider or 'bench'} in the group bench.{group} is no {wanted}")
     return found
 
 

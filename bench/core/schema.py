@@ -10,7 +10,7 @@ with one row per layer and evaluation. links.csv, for models spread over devices
 communicating processes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from bench.core import registry
@@ -315,13 +315,31 @@ ORIGIN = (
     _origin("started_at", str, "start of the run, UTC", deterministic=False),
 )
 
-# Packages add columns of metrics.csv by entry point: each object of the group `bench.columns` is a tuple of columns.
-_ADDED = [column for columns in registry.load_plugins("columns") if isinstance(columns, tuple) for column in columns]
-METRICS: tuple[Column, ...] = tuple(
-    column
-    for group in (IDENTITY, PROGRESS, QUALITY, SPEED, WIRE, HEALTH, ORIGIN)
-    for column in (*group, *(each for each in _ADDED if each.group == group[0].group))
-)
+_GROUPS = (IDENTITY, PROGRESS, QUALITY, SPEED, WIRE, HEALTH, ORIGIN)
+
+
+def with_added(groups: Sequence[tuple[Column, ...]], added: Iterable[object]) -> tuple[Column, ...]:
+    """Return all columns, with those that packages add at the end of their groups; warn of columns that are left out.
+
+    Args:
+        groups: the columns of this module, by group.
+        added: the columns of packages. A package names a tuple of them in the entry-point group `bench.columns`.
+    """
+    by_group = {group[0].group: list(group) for group in groups}
+    names = {column.name for group in groups for column in group}
+    for column in added:
+        if isinstance(column, Column) and column.group in by_group and column.name not in names:
+            by_group[column.group].append(column)
+            names.add(column.name)
+        else:
+            registry.warn_once(
+                f"left out: the column {getattr(column, 'name', column)} of the group bench.columns; declare a Column "
+                f"with a new name, in one of the groups {', '.join(by_group)}"
+            )
+    return tuple(column for group in by_group.values() for column in group)
+
+
+METRICS = with_added(_GROUPS, (column for columns in registry.load_plugins("columns", tuple) for column in columns))
 
 METRICS_BY_NAME: Mapping[str, Column] = {column.name: column for column in METRICS}
 

@@ -74,7 +74,7 @@ class Recipe:
 
 
 def _normalised(name: str, value: Any) -> Any:
-    """Return an option's value as a complete configuration states it: a component's spec is parsed and written anew."""
+    """Return an option's value in the form of a complete configuration; a component's spec gets its normal form."""
     kind = next((each.flag.kind for each in RunConfig.options() if each.name == name and each.flag), "")
     return str(spec.build(kind, value)) if kind else value
 

@@ -147,7 +147,8 @@ def difference(
         shares = [part / variance if variance else 1.0 for part in parts]
         degrees = 1.0 / sum(share**2 / (n - 1) for share, n in zip(shares, sizes, strict=True))
     if variance <= (_ROUNDING * value) ** 2:
-        # Two-sided probability that, by chance, one side is above the other in all values, or in all pairs.
+        # If there is no effect: the probability that random values put one side, either one, above the other in all
+        # values, or in all pairs.
         p = 2.0 ** (1 - sizes[0]) if paired else 2.0 / math.comb(sum(sizes), sizes[0])
         if value == 0.0:
             return Effect(value=value, low=value, high=value, p=1.0)

@@ -95,7 +95,7 @@ def residuals(reducer: Reducer) -> dict[int, torch.Tensor]:
 
 @each_that_conserves
 def test_what_is_sent_and_what_is_kept_make_the_compensated_gradient(case: Case) -> None:
-    """For so many steps that every threshold, age and factor was chosen anew several times."""
+    """60 steps are enough for every compressor to update its thresholds, ages and factors several times."""
     reducer, collective = case.reducer(), alone()
     before = {layer.id: torch.zeros(layer.numel) for layer in LAYERS}
     for index in range(60):

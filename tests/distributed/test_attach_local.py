@@ -1,4 +1,4 @@
-"""What only `attach_local` does, on gloo ranks; test_engines.py has the rest."""
+"""Behaviour that only `attach_local` has, on gloo ranks; test_engines.py tests what all attach functions share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only `attach` does, on real gloo ranks: DDP's buckets, models and groups; test_engines.py has the rest."""
+"""Behaviour that only `attach` has, on gloo ranks: DDP's buckets, models and process groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every way to attach does alike: training, residuals, states, gradients that are not finite, misuse, changes."""
+"""Behaviour that all attach functions share: training, residuals, states, non-finite gradients, misuse, changes."""
 
 from __future__ import annotations
 

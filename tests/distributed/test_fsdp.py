@@ -1,4 +1,4 @@
-"""What only `attach_fsdp` and `attach_reduce_scatter` do, on four gloo ranks; test_engines.py has the rest."""
+"""Behaviour that only `attach_fsdp` and `attach_reduce_scatter` have, on four gloo ranks."""
 
 from __future__ import annotations
 

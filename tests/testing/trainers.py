@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import importlib.util
@@ -67,7 +68,7 @@ def samples(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @dataclasses.dataclass
 class Run:
-    """What a training has left: the hook, and the weights that evaluations saw and the last checkpoint holds."""
+    """The result of a training: the hook, the weights at each evaluation, and those in the last checkpoint."""
 
     hook: Any
     seen: list[torch.Tensor]
@@ -98,7 +99,7 @@ def plain(rank: int, *, is_local: bool) -> tuple[Run, int]:
     return Run(hook, network.seen, network.seen[1]), nbytes
 
 
-class Adapter:
+class Adapter(abc.ABC):
     """A trainer on this rank; `trainer` serves one `fit` or, where a user may do that, several."""
 
     half: ClassVar[str]  # the checkpoint after the first epoch
@@ -111,16 +112,17 @@ class Adapter:
         }
         self.rank, self.folder, self.is_local = rank, folder, is_local
 
+    @abc.abstractmethod
     def trainer(self, network: Network, num_epochs: int = 2, **options: Any) -> Any:
-        raise NotImplementedError
+        """Return a new trainer."""
 
+    @abc.abstractmethod
     def fit(self, trainer: Any, network: Network, checkpoint: str = "") -> Any:
         """Train from the first weights, or from a checkpoint, and return the closed hook."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def saved(self) -> dict[str, torch.Tensor]:
         """Return the state of the network in the last checkpoint."""
-        raise NotImplementedError
 
     def state_file(self, rank: int) -> Path:
         """Return the file of a rank's state after the first epoch."""

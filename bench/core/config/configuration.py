@@ -163,7 +163,10 @@ class Configuration:
 
         Raises:
             UsageError: a value is invalid.
+            TypeError: there is no field of such a name.
         """
+        if unknown := values.keys() - {field.name for field in dataclasses.fields(self)}:
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
         copied = copy.copy(self)
         copied._check(values)
         return copied

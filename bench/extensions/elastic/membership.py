@@ -75,7 +75,10 @@ class Rendezvous:
 
 @dataclasses.dataclass(frozen=True)
 class Participants:
-    """The ranks that take part in an exchange, in ascending order; they connect anew when `generation` changes."""
+    """The ranks that take part in an exchange, in ascending order.
+
+    They make new connections to each other whenever `generation` changes.
+    """
 
     generation: int
     ranks: Sequence[int]

@@ -32,8 +32,8 @@ from collectives.transport.sockets import open_transport
 PRIOR_S = 3.0
 
 
-# The result of a measurement: fields of the calibration or parts of them as plain values, by name; and a tuple (name,
-# number made, number planned) for each kind of repetition.
+# The result of a measurement: a dict with fields of the calibration (or parts of a field) as plain values, by name, and
+# a list with (name, number of repetitions made, number planned) for each kind of repetition.
 Measured: TypeAlias = tuple[dict[str, Any], list[tuple[str, int, int]]]
 
 

@@ -182,13 +182,19 @@ def kinds() -> dict[str, PictureKind]:
 
     A built-in kind takes precedence over an added kind with the same name.
     """
-    return {kind.name: kind for kind in registry.load_plugins("plots") if isinstance(kind, PictureKind)} | KINDS
+    return {
+        kind.name: kind
+        for kind in registry.load_plugins("plots", PictureKind, FileKind)
+        if isinstance(kind, PictureKind)
+    } | KINDS
 
 
 @functools.cache
 def file_kinds() -> dict[str, FileKind]:
     """Return all kinds of pictures that are drawn from a single file, by name."""
-    return {kind.name: kind for kind in registry.load_plugins("plots") if isinstance(kind, FileKind)}
+    return {
+        kind.name: kind for kind in registry.load_plugins("plots", PictureKind, FileKind) if isinstance(kind, FileKind)
+    }
 
 
 def drawn_files(paths: Sequence[str | Path]) -> list[tuple[FileKind, Path]]:

@@ -1,4 +1,4 @@
-"""What is no component of a training: a metric and a command."""
+"""A metric and a command."""
 
 from __future__ import annotations
 

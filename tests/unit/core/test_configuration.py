@@ -72,6 +72,14 @@ def test_a_value_outside_its_range_is_refused_in_one_sentence() -> None:
     assert str(result.exception) == "--hops 10 is not possible: give 9 or less"
 
 
+def test_a_changed_copy_has_checked_values_of_fields_that_exist() -> None:
+    assert RunConfig().changed(epochs=3).epochs == 3
+    with pytest.raises(UsageError, match="--epochs 0 is not possible"):
+        RunConfig().changed(epochs=0)
+    with pytest.raises(TypeError, match="RunConfig has no field epoch"):
+        RunConfig().changed(epoch=3)
+
+
 def test_it_crosses_to_the_ranks_as_json(tmp_path: Path) -> None:
     config = Farther(**FIELDS, hops=5, comment="far")
     path = tmp_path / "config.json"

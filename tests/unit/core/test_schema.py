@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.core.columns import Column, from_cell, to_cells
-from bench.core.schema import LAYERS, METRICS, METRICS_BY_NAME
+from bench.core.schema import LAYERS, METRICS, METRICS_BY_NAME, with_added
 
 # Units by the end of a column's name, the longer ends first.
 UNITS = {"_per_s": "samples/s", "_bps": "bit/s", "_Bps": "bytes/s", "_bytes": "bytes", "_s": "s"}
@@ -30,7 +30,7 @@ GROUPS = {
     "dense_bytes_per_step compression_ratio wire_bytes_per_step wire_bytes_received_per_step messages_per_step "
     "effective_density support_overlap measured_bandwidth_bps measured_rtt_s measured_loss_ratio "
     "forwarder_cpu_share",
-    "health": "replicas_in_sync skipped_steps staleness_mean staleness_max peak_rss_bytes held_bytes",
+    "health": "replicas_in_sync skipped_steps peak_rss_bytes held_bytes",
     "origin": "host cpu torch_version kernels git_sha git_dirty started_at",
 }
 VALUES: dict[type, st.SearchStrategy[Any]] = {
@@ -113,3 +113,15 @@ def test_what_nobody_can_have_measured_is_refused(column: str, cell: str) -> Non
 
 def test_integers_may_look_like_floats() -> None:
     assert from_cells({"seed": "3.0"}) == {"seed": 3}
+
+
+def test_columns_of_packages_stand_at_the_end_of_their_groups_and_impossible_ones_are_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seen = (Column("wire", "sent", int, "bytes sent"),), (Column("health", "lost", int, "ranks lost"),)
+    good = Column("wire", "retries", int, "messages sent again")
+    impossible = [Column("weather", "rain", float, "in mm"), Column("health", "sent", int, "twice"), "text", good]
+    assert [column.name for column in with_added(seen, [good, *impossible])] == ["sent", "retries", "lost"]
+    warnings = capsys.readouterr().err
+    assert warnings.count("warning: left out: ") == 4
+    assert "declare a Column with a new name, in one of the groups wire, health" in warnings

@@ -1,4 +1,4 @@
-"""What this machine can do: missing permissions and tools are named with advice, and the link's backend is chosen."""
+"""Support for virtual hosts: advice about missing permissions and tools, and the choice of the links' backend."""
 
 from __future__ import annotations
 

@@ -227,12 +227,15 @@ def test_a_report_asks_and_answers_in_bits_per_byte(tmp_path: Path) -> None:
 def regression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
     """Install a package with a metric of its own, and return rows of models that have no accuracy."""
     (tmp_path / "regression.py").write_text(
-        "from bench.report.quality import Metric\nMSE = Metric(column='test_loss', noun='mean squared error')\n",
+        "from bench.report.quality import Metric\nMSE = Metric(column='test_loss', noun='mean squared error')\n"
+        "NOWHERE = Metric(column='nowhere', noun='error')\nTEXT = 'text'\n",
         encoding="utf-8",
     )
-    install_entry_points(tmp_path, "regression", {"bench.metrics": {"mse": "regression:MSE"}})
+    install_entry_points(tmp_path, "regression", {
+        "bench.metrics": {"mse": "regression:MSE", "nowhere": "regression:NOWHERE", "text": "regression:TEXT"}
+    })  # fmt: skip
     monkeypatch.syspath_prepend(str(tmp_path))
-    caches = (registry._added, metrics)
+    caches = (registry._added, metrics, registry.warn_once)
     for cache in caches:
         cache.cache_clear()
     yield [
@@ -260,3 +263,11 @@ def test_a_package_adds_a_metric_by_one_declaration(tmp_path: Path, regression: 
     assert sentence.endswith("mean squared error +10.0 % crosses loss:+5%")
     question = page(results(tmp_path, regression), [], []).question
     assert question.endswith("finish sooner, with no worse mean squared error?")
+
+
+@pytest.mark.usefixtures("regression")
+def test_a_metric_that_cannot_be_used_is_left_out_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [metric.noun for metric in metrics()] == ["bits per byte", "accuracy", "mean squared error"]
+    warnings = capsys.readouterr().err
+    assert "left out: the metric error, because metrics.csv has no column nowhere" in warnings
+    assert "left out: 'text' of regression 1.0 in the group bench.metrics is no Metric" in warnings

@@ -1,4 +1,4 @@
-"""What an optimizer sends passes through compressor and collective; the compressor also encodes a server's answers."""
+"""Data that an optimizer sends are compressed and summed; the compressor also encodes a server's answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all optimizers have in common in a script without `bench`, in a single process, and what they refuse."""
+"""All optimizers in a script without `bench`, in a single process: shared behaviour, and refused arguments."""
 
 from __future__ import annotations
 
