@@ -65,7 +65,7 @@ class TorchPowerSgd(TorchHook, name="torch_powersgd"):
 
     The state of the hook belongs to buckets. DDP rebuilds them after the first step, so compression starts later.
 
-    Bytes that the backend all-reduces for a bucket of m elements: 4 m before start_step; then 4 (sum of r (n + k) over
+    Bytes: the backend all-reduces 4 m for a bucket of m elements before start_step; then 4 (sum of r (n + k) over
     its matrices [n, k], of rank r, + elements not compressed).
     """
 
