@@ -41,7 +41,7 @@ TIMING_S = 4.0
 def measure(settings: dict[str, Any], folder: Path, server: ForkServer) -> dict[str, Any]:
     """Return a row with the composed and the measured time of one training."""
     base = {"dataset": "digits", "epochs": 4.0, "eval_every": 0.5, "target_accuracy": 1.0} | settings
-    (method,) = Study(base=base, methods=[{}]).plan(server)
+    (method,) = Study(base=base, methods=[{}], rule={}).plan(server)
 
     def train(config: RunConfig) -> Trajectory:
         train_missing([config], folder, server, lambda *_: None)

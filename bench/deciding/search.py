@@ -19,12 +19,12 @@ from bench.deciding.answer import Answer, LinkCheck, failed_under_load
 from bench.deciding.decision import Evidence, MethodDecision, best_of, decide, log_ratios, seeds_in_words
 from bench.deciding.load import Load, busy, is_busy, mean_share, set_aside, share_now
 from bench.deciding.progress import state, time_left
+from bench.deciding.rates import crossing, rates_to_try
 from bench.deciding.step_times import LinkStepTimes, joined, levels_of, measure_step_times
 from bench.deciding.study import LINK_OPTIONS, DecideConfig, Method, Study, train_missing
 from bench.deciding.trajectory import Trajectory, find_trajectories, without_load
 from bench.launch.jobs.fork_server import ForkServer
 from bench.report.comparison import compare
-from bench.report.statistics import break_even
 from bench.report.verdict import implausible
 
 # Folders of runs; `bench compare` leaves out folders whose names begin with a dot, unless the user names them.
@@ -37,8 +37,9 @@ ENOUGH_MISSES = 3
 NUM_JOBS, JOBS_PER_SEED = 8, 2
 FEWEST_SEEDS = NUM_JOBS // JOBS_PER_SEED
 LONGEST_TIMING_S = 2.0
-# Steps are also timed at up to 16 times the rate of the link, but not at rates that two cores cannot emulate well.
-LARGEST_RATE_FACTOR, LARGEST_RATE_BPS = 16.0, 200e6
+# Reasons to stop that further seeds would not remove, but an idle machine would.
+CHECK_DISTURBED = "because the check failed on a busy machine"
+TIMES_DISTURBED = "because the step times of a busy machine differ too much"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -102,11 +103,12 @@ class Search:
             stopped = self._add_seeds(seeds)
         decisions = self._decisions()
         if is_disturbed:
-            stopped = "because the check failed on a busy machine"
+            stopped = CHECK_DISTURBED
             decisions = [
                 each if each.verdict == "missed" else dataclasses.replace(each, verdict="open") for each in decisions
             ]
-        needs_idle = any(each.verdict == "open" for each in decisions) and self._timed_under_load(checks)
+        is_open = any(each.verdict == "open" for each in decisions)
+        needs_idle = is_open and stopped in (CHECK_DISTURBED, TIMES_DISTURBED)
         evidence = [self._evidence(method) for method in self.methods]
         rates_tried, faster_up_to = self._rates(evidence, decisions)
         return Answer(
@@ -140,7 +142,7 @@ class Search:
         return stopped, self._check() if self.checks and not self._whole else []
 
     def _timed_under_load(self, checks: Sequence[LinkCheck]) -> bool:
-        """Return True if the times count no longer once the machine is idle; False if whole runs count instead."""
+        """Return True if the times are worth measuring again on an idle machine; False if whole runs count instead."""
         if all(check.is_passed for check in checks):
             return is_busy(mean_share(self._job_shares))
         return failed_under_load(checks)
@@ -176,7 +178,7 @@ class Search:
                 stopped = ""
                 break
             if number >= FEWEST_SEEDS and self._seeds_are_enough():
-                stopped = "because the step times of a busy machine differ too much"
+                stopped = TIMES_DISTURBED
                 break
             if time.monotonic() + self._seed_s > self.ends_at:
                 stopped = "when the time was over (--budget)"
@@ -402,9 +404,7 @@ class Search:
             return [], {}
         wanted = [m for m in self.methods if m is self.methods[0] or m.name in faster]
         factors: dict[str, list[float]] = {name: [] for name in faster}
-        bps = parse_rate(rate)
-        highest = min(LARGEST_RATE_FACTOR * bps, max(2.0 * bps, LARGEST_RATE_BPS))
-        rates = [bps, math.sqrt(bps * highest), highest]
+        rates = rates_to_try(parse_rate(rate))
         for number, bps in enumerate(rates):
             times = self._times
             if number:
@@ -421,16 +421,3 @@ class Search:
                 ratios = log_ratios(baseline.times, each.times)
                 factors[each.method].append(math.exp(statistics.fmean(ratios)))
         return rates, {name: crossing(rates, each) for name, each in factors.items()}
-
-
-def crossing(rates: Sequence[float], factors: Sequence[float]) -> float:
-    """Return the rate in bit/s at which a factor falls to 1, or infinity if the factor stays above 1.
-
-    The rate is interpolated between the given rates on logarithmic scales.
-
-    Args:
-        rates: rates of the link in bit/s, from low to high.
-        factors: for each rate, how many times sooner a method reaches the target than the baseline.
-    """
-    edges = break_even(list(zip(rates, factors, strict=True)))
-    return edges[-1] if edges else math.inf if factors[-1] > 1.0 else rates[0]
