@@ -89,8 +89,8 @@ class Search:
         self.live.say(f"{', '.join(m.name for m in self.methods)}: at most {seeds_in_words(len(seeds))}, or {left}")
         if is_busy(at_start := share_now()):
             self.live.say(
-                f"other programs take {at_start:.0%} of the cores now, so this takes longer; if they disturb the check "
-                "of the times, there is no verdict yet, and the same command goes on from here on an idle machine"
+                f"other programs take {at_start:.0%} of the cores now, so this takes longer; trainings count anyway, "
+                "but the same command may have to measure times again on an idle machine"
             )
         stopped, checks = self._measure(seeds)
         if self._timed_under_load(checks) and not is_busy(share_now()):
