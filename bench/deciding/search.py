@@ -40,6 +40,7 @@ LONGEST_TIMING_S = 2.0
 # Reasons to stop that further seeds would not remove, but an idle machine would.
 CHECK_DISTURBED = "because the check failed on a busy machine"
 TIMES_DISTURBED = "because the step times of a busy machine differ too much"
+HALF_OVER = "when half of the time was over (--budget), because the machine is busy"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -84,6 +85,7 @@ class Search:
         self._times: dict[str, LinkStepTimes] = {}
         self._known: dict[str, Trajectory] = {}  # trainings that were read, by the digest of their configuration
         self._seed_s = self._job_s = 0.0
+        self._began = time.monotonic()
         self._seeds_of: dict[str, list[int]] = {}
         left = format_seconds(self.ends_at - time.monotonic())
         self.live.say(f"{', '.join(m.name for m in self.methods)}: at most {seeds_in_words(len(seeds))}, or {left}")
@@ -93,7 +95,7 @@ class Search:
                 "but the same command may have to measure times again on an idle machine"
             )
         stopped, checks = self._measure(seeds)
-        if self._timed_under_load(checks) and not is_busy(share_now()):
+        if self._worth_repeating(checks) and not is_busy(share_now()):
             self.live.say("the machine is idle again: the step times and the check are measured again")
             self._forget_times()
             stopped, checks = self._measure(seeds)
@@ -108,7 +110,7 @@ class Search:
                 each if each.verdict == "missed" else dataclasses.replace(each, verdict="open") for each in decisions
             ]
         is_open = any(each.verdict == "open" for each in decisions)
-        needs_idle = is_open and stopped in (CHECK_DISTURBED, TIMES_DISTURBED)
+        needs_idle = is_open and stopped in (CHECK_DISTURBED, TIMES_DISTURBED, HALF_OVER)
         evidence = [self._evidence(method) for method in self.methods]
         rates_tried, faster_up_to = self._rates(evidence, decisions)
         return Answer(
@@ -141,10 +143,10 @@ class Search:
         stopped = self._add_seeds(seeds)
         return stopped, self._check() if self.checks and not self._whole else []
 
-    def _timed_under_load(self, checks: Sequence[LinkCheck]) -> bool:
+    def _worth_repeating(self, checks: Sequence[LinkCheck]) -> bool:
         """Return True if the times are worth measuring again on an idle machine; False if whole runs count instead."""
         if all(check.is_passed for check in checks):
-            return is_busy(mean_share(self._job_shares))
+            return self._is_timed_under_load
         return failed_under_load(checks)
 
     @property
@@ -180,15 +182,26 @@ class Search:
             if number >= FEWEST_SEEDS and self._seeds_are_enough():
                 stopped = TIMES_DISTURBED
                 break
-            if time.monotonic() + self._seed_s > self.ends_at:
-                stopped = "when the time was over (--budget)"
+            if time.monotonic() + self._seed_s > self._no_seed_after:
+                is_over = self._no_seed_after == self.ends_at
+                stopped = "when the time was over (--budget)" if is_over else HALF_OVER
                 break
         self._check_target()
         return stopped
 
+    @property
+    def _is_timed_under_load(self) -> bool:
+        """True if the times come from steps that were timed on a busy machine."""
+        return not self._whole and is_busy(mean_share(self._job_shares))
+
+    @property
+    def _no_seed_after(self) -> float:
+        """Time of `time.monotonic` after which no seed is added; on a busy machine, when half of the budget is over."""
+        return (self._began + self.ends_at) / 2 if self._is_timed_under_load else self.ends_at
+
     def _seeds_are_enough(self) -> bool:
         """Return True if steps were timed on a busy machine, and only the error of their times keeps methods open."""
-        if not is_busy(mean_share(self._job_shares)):
+        if not self._is_timed_under_load:
             return False
         return all(each.verdict != "open" for each in self._decisions(step_times_are_exact=True))
 
@@ -208,7 +221,7 @@ class Search:
             once = [self._evidence(each).times[0].seconds for each in self.methods if each.name in checked]
             rest_s += sum(2 * self._job_s + seconds for seconds in once)  # steps are timed before and after the run
         fewest = min(most, max(FEWEST_SEEDS - number, 1))
-        left_s = self.ends_at - time.monotonic()
+        left_s = self._no_seed_after - time.monotonic()
         return f"; {time_left(fewest, most, seed_s=self._seed_s, budget_s=left_s, rest_s=rest_s)}"
 
     def _check_target(self) -> None:

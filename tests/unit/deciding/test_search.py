@@ -125,9 +125,23 @@ def test_the_same_question_again_trains_nothing_and_answers_the_same(fakes: Fake
     assert (again.decisions, fakes.trained) == (first.decisions, trained)
 
 
-def test_the_budget_ends_the_search(fakes: Fakes, tmp_path: Path) -> None:
-    result = run_search(tmp_path, ends_at=0.0)
-    assert (result.stopped, seeds_of(fakes, "bf16")) == ("when the time was over (--budget)", [1])
+@pytest.mark.parametrize(
+    ("share", "over", "stopped"),
+    [
+        (0.0, 1.1, "when the time was over (--budget)"),
+        (0.5, 0.6, "when half of the time was over (--budget), because the machine is busy"),
+        (0.0, 0.6, "after 8 seeds (--max-seeds)"),
+    ],
+)
+def test_the_budget_ends_the_search_and_half_of_it_on_a_busy_machine(
+    share: float, over: float, stopped: str, fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fakes.share = fakes.share_now = share
+    monkeypatch.setattr(search.time, "monotonic", lambda: over * 600.0 if fakes.num_jobs else 0.0)
+    result = run_search(tmp_path, ends_at=600.0)
+    num_seeds = 8 if "max-seeds" in stopped else 1
+    assert (result.stopped, seeds_of(fakes, "bf16")) == (stopped, list(range(1, num_seeds + 1)))
+    assert result.needs_idle_machine is (share > 0.0)
 
 
 def test_a_baseline_that_never_reaches_the_target_ends_the_search(fakes: Fakes, tmp_path: Path) -> None:
