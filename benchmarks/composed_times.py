@@ -3,7 +3,8 @@
     python benchmarks/composed_times.py [--configurations 12] [--seed 1] [--out results/reference/composed-times.csv]
 
 Each configuration is trained without the link, its steps are timed on the link before and after a whole run there, and
-the composed time is compared with the time of the whole run. Needs an idle machine with virtual hosts.
+the composed time is compared with the time of the whole run. Needs a machine with virtual hosts, which is idle; or busy
+(`sh -c 'while :; do :; done' &`), to see how far times that are measured then lie apart.
 """
 
 import argparse
@@ -40,7 +41,7 @@ TIMING_S = 4.0
 def measure(settings: dict[str, Any], folder: Path, server: ForkServer) -> dict[str, Any]:
     """Return a row with the composed and the measured time of one training."""
     base = {"dataset": "digits", "epochs": 4.0, "eval_every": 0.5, "target_accuracy": 1.0} | settings
-    (method,) = Study(base=base, methods=[{}]).plan(server)
+    (method,) = Study(base=base, methods=[{}], rule={}).plan(server)
 
     def train(config: RunConfig) -> Trajectory:
         train_missing([config], folder, server, lambda *_: None)
@@ -54,7 +55,8 @@ def measure(settings: dict[str, Any], folder: Path, server: ForkServer) -> dict[
         return measure_step_times({"": method.on_link}, levels, server, max_s=TIMING_S, on_block=lambda _: None)
 
     before, whole, after = time_steps(), train(method.on_link), time_steps()
-    composed_s = trajectory.start_s + joined([before, after])[""].training_s(trajectory.steps)
+    both = joined([before, after])[""]
+    composed_s = trajectory.start_s + both.training_s(trajectory.steps)
     losses = [[row["test_loss"] for row in each.run.rows] for each in (trajectory, whole)]
     return settings | {
         "steps": sum(trajectory.steps.values()),
@@ -63,6 +65,7 @@ def measure(settings: dict[str, Any], folder: Path, server: ForkServer) -> dict[
         "measured_s": whole.train_time_s,
         "deviation": composed_s / whole.train_time_s - 1.0,
         "same_training": losses[0] == losses[1],
+        "other_cpu_share": max(share or 0.0 for share in (whole.other_cpu_share, *both.other_cpu_share)),
     }
 
 

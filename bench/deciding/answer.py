@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from bench.core.files import writing
 from bench.core.run_folder import write_json
 from bench.core.units import format_seconds
 from bench.deciding.decision import Evidence, MethodDecision, best_of, log_ratios, seeds_in_words
+from bench.deciding.load import Load, is_busy
 from bench.deciding.study import RULE_OPTIONS, DecideConfig, Study
 from bench.report.columns import format_effect, format_factor, format_points
 from bench.report.plots.style import (
@@ -46,6 +48,8 @@ class LinkCheck:
         composed_s: seconds to the target, composed of step times measured right before and after the whole run.
         measured_s: measured seconds to the target.
         is_same_training: True if the trainings with and without the link had the same test losses, bit for bit.
+        other_cpu_share: share of the cores' time that other programs took, from 0 to 1: the largest of the whole run
+            and the two jobs that timed steps; None if unknown.
     """
 
     method: str
@@ -53,6 +57,7 @@ class LinkCheck:
     composed_s: float
     measured_s: float
     is_same_training: bool
+    other_cpu_share: float | None = None
 
     @property
     def deviation(self) -> float:
@@ -63,6 +68,17 @@ class LinkCheck:
     def is_passed(self) -> bool:
         """True if the check passed, so that composed times can be used."""
         return self.is_same_training and abs(self.deviation) <= LARGEST_DEVIATION
+
+    @property
+    def is_disturbed(self) -> bool:
+        """True if the check failed on a busy machine, so that it says nothing about composed times."""
+        return self.is_same_training and not self.is_passed and is_busy(self.other_cpu_share)
+
+
+def failed_under_load(checks: Sequence[LinkCheck]) -> bool:
+    """Return True if a check failed, and every check that failed did so on a busy machine."""
+    failed = [check for check in checks if not check.is_passed]
+    return bool(failed) and all(check.is_disturbed for check in failed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -84,6 +100,8 @@ class Answer:
         stopped: the reason why undecided methods got no further seeds; empty if all methods are decided.
         next_seed_s: seconds that one more seed of all undecided methods would take; None if unknown.
         warnings: sentences about results that should not be trusted.
+        needs_idle_machine: True if methods are open because steps or a check were timed on a busy machine.
+        load: what other programs took of the cores.
     """
 
     folder: Path
@@ -98,6 +116,8 @@ class Answer:
     stopped: str
     next_seed_s: float | None
     warnings: list[str]
+    needs_idle_machine: bool = False
+    load: Load = dataclasses.field(default_factory=Load)
 
     def __str__(self) -> str:
         """Return the answer in sentences, and below them the warnings."""
@@ -153,9 +173,16 @@ class Answer:
         elif worst := max(self.checks, key=lambda each: (not each.is_same_training, abs(each.deviation)), default=None):
             other = "" if worst.is_same_training else ", and its test losses differ from those without the link"
             used = "" if are_composed else f"{other}, so whole runs of all methods count instead"
+            if worst.is_disturbed and worst.other_cpu_share:
+                used += f", while other programs took up to {worst.other_cpu_share:.0%} of the cores"
             found.append(
                 f"Check: a whole run of {worst.method} on the link took {format_seconds(worst.measured_s)}, and its "
                 f"composed time is {format_seconds(worst.composed_s)} ({worst.deviation:+.1%}){used}."
+            )
+        if self.needs_idle_machine:
+            found.append(
+                f"To decide, run the same command with --out {self.folder} when the machine is idle: it keeps all "
+                "seeds, and measures the step times and the check again."
             )
         times = self.baseline.times
         if missed_seeds := sum(not each.reached for each in times):
@@ -175,6 +202,8 @@ class Answer:
             "methods": self.study.methods,
             "decisions": [_flat(each, self.baseline.quality.name) for each in self.decisions],
             "checks": [dataclasses.asdict(each) | {"deviation": each.deviation} for each in self.checks],
+            "other_cpu_share": dataclasses.asdict(self.load),
+            "needs_idle_machine": self.needs_idle_machine,
             "faster_up_to_bps": {
                 method: rate if rate < math.inf else None for method, rate in self.faster_up_to.items()
             },

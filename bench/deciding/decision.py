@@ -160,7 +160,14 @@ def shared_error(baseline: Evidence, candidate: Evidence, alpha: float) -> float
     return two_sided_quantile(alpha, len(ratios) - 1) * statistics.stdev(ratios) / math.sqrt(len(ratios))
 
 
-def decide(baseline: Evidence, candidate: Evidence, rule: DecideConfig, num_candidates: int = 1) -> MethodDecision:
+def decide(
+    baseline: Evidence,
+    candidate: Evidence,
+    rule: DecideConfig,
+    num_candidates: int = 1,
+    *,
+    step_times_are_exact: bool = False,
+) -> MethodDecision:
     """Return the decision about the candidate that the seeds so far allow.
 
     Args:
@@ -168,9 +175,10 @@ def decide(baseline: Evidence, candidate: Evidence, rule: DecideConfig, num_cand
         candidate: the measurements of the method.
         rule: the rule of the decision: range of equal times, accepted loss, and probability of a wrong verdict.
         num_candidates: number of methods that are compared with the baseline; they share the probability of error.
+        step_times_are_exact: ignore the error of the step times, to see whether the seeds would be enough.
     """
     alpha, margin = rule.alpha / num_candidates, rule.accuracy_margin / 100.0
-    error = shared_error(baseline, candidate, alpha * SHARED_PART)
+    error = 0.0 if step_times_are_exact else shared_error(baseline, candidate, alpha * SHARED_PART)
     for_seeds = alpha * (1.0 - SHARED_PART) if error else alpha
     base_times, times = baseline.times, candidate.times
     ratios = log_ratios(base_times, times)

@@ -12,22 +12,24 @@ from typing import Any
 from bench.api.progress import LiveLine
 from bench.core.config.configuration import short_digest
 from bench.core.config.run import RunConfig
-from bench.core.counters import NOTEWORTHY_SHARE
 from bench.core.errors import NothingToCompare
 from bench.core.run_folder import read_json, write_json
 from bench.core.units import format_seconds, parse_rate
-from bench.deciding.answer import Answer, LinkCheck, factor_of
+from bench.deciding.answer import Answer, LinkCheck, failed_under_load
 from bench.deciding.decision import Evidence, MethodDecision, best_of, decide, log_ratios, seeds_in_words
+from bench.deciding.load import Load, busy, is_busy, mean_share, set_aside, share_now
+from bench.deciding.progress import state, time_left
+from bench.deciding.rates import crossing, rates_to_try
 from bench.deciding.step_times import LinkStepTimes, joined, levels_of, measure_step_times
 from bench.deciding.study import LINK_OPTIONS, DecideConfig, Method, Study, train_missing
-from bench.deciding.trajectory import Trajectory, find_trajectories
+from bench.deciding.trajectory import Trajectory, find_trajectories, without_load
 from bench.launch.jobs.fork_server import ForkServer
 from bench.report.comparison import compare
-from bench.report.statistics import break_even
 from bench.report.verdict import implausible
 
 # Folders of runs; `bench compare` leaves out folders whose names begin with a dot, unless the user names them.
 TRAJECTORIES, WHOLE_RUNS = ".trajectories", ".whole-runs"
+STEP_TIMES = "step-times"
 # The search ends after this number of seeds if the baseline has missed the target with all of them.
 ENOUGH_MISSES = 3
 # The jobs that time steps are spread over the first four seeds, because the speed of a machine drifts. No method is
@@ -35,8 +37,10 @@ ENOUGH_MISSES = 3
 NUM_JOBS, JOBS_PER_SEED = 8, 2
 FEWEST_SEEDS = NUM_JOBS // JOBS_PER_SEED
 LONGEST_TIMING_S = 2.0
-# Steps are also timed at up to 16 times the rate of the link, but not at rates that two cores cannot emulate well.
-LARGEST_RATE_FACTOR, LARGEST_RATE_BPS = 16.0, 200e6
+# Reasons to stop that further seeds would not remove, but an idle machine would.
+CHECK_DISTURBED = "because the check failed on a busy machine"
+TIMES_DISTURBED = "because the step times of a busy machine differ too much"
+HALF_OVER = "when half of the time was over (--budget), because the machine is busy"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -72,7 +76,7 @@ class Search:
             NothingToCompare: the baseline never reached the target.
             RunFailed: a run failed for another reason than divergence, or steps could not be timed.
         """
-        (self.folder / "step-times").mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.study.store(self.folder)
         self._rule = DecideConfig(**self.study.rule)
         self._target: float = getattr(self.methods[0].trajectory, self.study.quality.target_column)
@@ -80,16 +84,33 @@ class Search:
         self._jobs: list[dict[str, LinkStepTimes]] = []
         self._times: dict[str, LinkStepTimes] = {}
         self._known: dict[str, Trajectory] = {}  # trainings that were read, by the digest of their configuration
-        self._seed_s = 0.0
+        self._seed_s = self._job_s = 0.0
+        self._began = time.monotonic()
         self._seeds_of: dict[str, list[int]] = {}
         left = format_seconds(self.ends_at - time.monotonic())
         self.live.say(f"{', '.join(m.name for m in self.methods)}: at most {seeds_in_words(len(seeds))}, or {left}")
-        stopped = self._add_seeds(seeds)
-        checks = self._check() if self.checks and not self._whole else []
-        if not all(check.is_passed for check in checks):
+        if is_busy(at_start := share_now()):
+            self.live.say(
+                f"other programs take {at_start:.0%} of the cores now, so this takes longer; trainings count anyway, "
+                "but the same command may have to measure times again on an idle machine"
+            )
+        stopped, checks = self._measure(seeds)
+        if self._worth_repeating(checks) and not is_busy(share_now()):
+            self.live.say("the machine is idle again: the step times and the check are measured again")
+            self._forget_times()
+            stopped, checks = self._measure(seeds)
+        is_disturbed = failed_under_load(checks)
+        if not is_disturbed and not all(check.is_passed for check in checks):
             self._whole = True
             stopped = self._add_seeds(seeds)
         decisions = self._decisions()
+        if is_disturbed:
+            stopped = CHECK_DISTURBED
+            decisions = [
+                each if each.verdict == "missed" else dataclasses.replace(each, verdict="open") for each in decisions
+            ]
+        is_open = any(each.verdict == "open" for each in decisions)
+        needs_idle = is_open and stopped in (CHECK_DISTURBED, TIMES_DISTURBED, HALF_OVER)
         evidence = [self._evidence(method) for method in self.methods]
         rates_tried, faster_up_to = self._rates(evidence, decisions)
         return Answer(
@@ -103,9 +124,40 @@ class Search:
             faster_up_to=faster_up_to,
             rates_tried=rates_tried,
             stopped=stopped,
-            next_seed_s=(self._seed_s or None) if stopped else None,
+            next_seed_s=(self._seed_s or None) if stopped and not needs_idle else None,
+            needs_idle_machine=needs_idle,
             warnings=self._warnings(evidence),
+            load=Load(
+                at_start=at_start,
+                trajectories=mean_share(each.other_cpu_share for found in evidence for each in found.trajectories),
+                step_times=mean_share(self._job_shares),
+                checks=max((each.other_cpu_share for each in checks if each.other_cpu_share is not None), default=None),
+            ),
         )
+
+    def _measure(self, seeds: Sequence[int]) -> tuple[str, list[LinkCheck]]:
+        """Train seed by seed, time the steps, and check the composed times.
+
+        Return why the search stopped, as `_add_seeds` does, and the checks.
+        """
+        stopped = self._add_seeds(seeds)
+        return stopped, self._check() if self.checks and not self._whole else []
+
+    def _worth_repeating(self, checks: Sequence[LinkCheck]) -> bool:
+        """Return True if the times are worth measuring again on an idle machine; False if whole runs count instead."""
+        if all(check.is_passed for check in checks):
+            return self._is_timed_under_load
+        return failed_under_load(checks)
+
+    @property
+    def _job_shares(self) -> list[float | None]:
+        """For each job that timed steps, the share of the cores' time that other programs took."""
+        return [share for job in self._jobs for share in job[self.methods[0].name].other_cpu_share]
+
+    def _forget_times(self) -> None:
+        """Set aside everything that was timed on the link, so that it is measured again."""
+        set_aside(self.folder, (STEP_TIMES, WHOLE_RUNS))
+        self._jobs, self._times, self._known = [], {}, {}
 
     def _add_seeds(self, seeds: Sequence[int]) -> str:
         """Train seed by seed; return why the search stopped, or an empty text if every method is decided."""
@@ -121,15 +173,56 @@ class Search:
             if number == ENOUGH_MISSES:
                 self._check_target()
             decisions = self._decisions()
-            self.live.say(_state(number, decisions))
-            if number >= min(FEWEST_SEEDS, len(seeds)) and all(each.verdict != "open" for each in decisions):
+            is_answered = number >= min(FEWEST_SEEDS, len(seeds)) and all(each.verdict != "open" for each in decisions)
+            most = 0 if is_answered else len(seeds) - number
+            self.live.say(f"{state(number, decisions)}{self._time_left(number, most, decisions)}")
+            if is_answered:
                 stopped = ""
                 break
-            if time.monotonic() + self._seed_s > self.ends_at:
-                stopped = "when the time was over (--budget)"
+            if number >= FEWEST_SEEDS and self._seeds_are_enough():
+                stopped = TIMES_DISTURBED
+                break
+            if time.monotonic() + self._seed_s > self._no_seed_after:
+                is_over = self._no_seed_after == self.ends_at
+                stopped = "when the time was over (--budget)" if is_over else HALF_OVER
                 break
         self._check_target()
         return stopped
+
+    @property
+    def _is_timed_under_load(self) -> bool:
+        """True if the times come from steps that were timed on a busy machine."""
+        return not self._whole and is_busy(mean_share(self._job_shares))
+
+    @property
+    def _no_seed_after(self) -> float:
+        """Time of `time.monotonic` after which no seed is added; on a busy machine, when half of the budget is over."""
+        return (self._began + self.ends_at) / 2 if self._is_timed_under_load else self.ends_at
+
+    def _seeds_are_enough(self) -> bool:
+        """Return True if steps were timed on a busy machine, and only the error of their times keeps methods open."""
+        if not self._is_timed_under_load:
+            return False
+        return all(each.verdict != "open" for each in self._decisions(step_times_are_exact=True))
+
+    def _time_left(self, number: int, most: int, decisions: Sequence[MethodDecision]) -> str:
+        """Return an estimate of the time until the answer, to end a line with; empty if no seed was trained yet.
+
+        Args:
+            number: number of seeds so far.
+            most: largest number of further seeds.
+            decisions: the decisions so far.
+        """
+        if not self._seed_s:
+            return ""
+        rest_s = 0.0 if self._whole else self._job_s * (NUM_JOBS - len(self._jobs))
+        if self.checks and not self._whole:
+            checked = (self.methods[0].name, best_of(decisions).method)
+            once = [self._evidence(each).times[0].seconds for each in self.methods if each.name in checked]
+            rest_s += sum(2 * self._job_s + seconds for seconds in once)  # steps are timed before and after the run
+        fewest = min(most, max(FEWEST_SEEDS - number, 1))
+        left_s = self._no_seed_after - time.monotonic()
+        return f"; {time_left(fewest, most, seed_s=self._seed_s, budget_s=left_s, rest_s=rest_s)}"
 
     def _check_target(self) -> None:
         """Check that the baseline reached the target with at least one of its seeds so far.
@@ -211,14 +304,19 @@ class Search:
         whole_runs = found(method.on_link, WHOLE_RUNS) if self._whole else []
         return Evidence(
             method=method.name,
-            trajectories=whole_runs if self.study.is_time_dependent else found(method.trajectory, TRAJECTORIES),
+            trajectories=(
+                whole_runs if self.study.is_time_dependent else without_load(found(method.trajectory, TRAJECTORIES))
+            ),
             step_times=None if self._whole else self._times.get(method.name),
             whole_runs=whole_runs,
         )
 
-    def _decisions(self) -> list[MethodDecision]:
+    def _decisions(self, *, step_times_are_exact: bool = False) -> list[MethodDecision]:
         baseline, *candidates = map(self._evidence, self.methods)
-        return [decide(baseline, candidate, self._rule, len(candidates)) for candidate in candidates]
+        return [
+            decide(baseline, candidate, self._rule, len(candidates), step_times_are_exact=step_times_are_exact)
+            for candidate in candidates
+        ]
 
     def _time_steps(self, methods: Sequence[Method], occasion: str) -> dict[str, LinkStepTimes]:
         """Return the step times of the methods on their link from one job; run the job if the folder lacks its results.
@@ -229,9 +327,11 @@ class Search:
         """
         configs = {method.name: method.on_link for method in methods}
         key = short_digest([occasion, *(config.config_id for config in configs.values())])
-        path = self.folder / "step-times" / f"{key}.json"
+        path = self.folder / STEP_TIMES / f"{key}.json"
         if (stored := read_json(path)) is not None:
             return {name: LinkStepTimes(**times) for name, times in stored.items()}
+        path.parent.mkdir(exist_ok=True)
+        began = time.monotonic()
         levels = {
             method.name: levels_of(self._evidence(method).trajectories[0].intervals, is_one=method.exchanges_alike)
             for method in methods
@@ -243,6 +343,7 @@ class Search:
             max_s=LONGEST_TIMING_S,
             on_block=lambda number: self.live.update([f"step times on the link, block {number}"], total=None),
         )
+        self._job_s = time.monotonic() - began
         write_json(path, {name: dataclasses.asdict(each) for name, each in times.items()})
         return times
 
@@ -266,20 +367,23 @@ class Search:
     def _check_of(self, method: Method, trajectory: Trajectory) -> LinkCheck:
         """Train a method once on the link, timing steps right before and after; reuse a check in the folder."""
         config = dataclasses.replace(method.on_link, seed=trajectory.seed)
-        path = self.folder / "step-times" / f"check-{config.digest}.json"
+        path = self.folder / STEP_TIMES / f"check-{config.digest}.json"
         if (stored := read_json(path)) is not None:
             return LinkCheck(**stored)
         before = self._time_steps([method], f"before check {config.digest}")
         self._train_in(WHOLE_RUNS, {method.name: method.on_link}, trajectory.seed)
         (whole,) = find_trajectories([config], self.folder / WHOLE_RUNS, self._target).values()
         after = self._time_steps([method], f"after check {config.digest}")
+        both = joined([before, after])[method.name]
+        shares = [whole.other_cpu_share, *both.other_cpu_share]
         losses = [[row["test_loss"] for row in each.run.rows[: whole.num_to_target]] for each in (whole, trajectory)]
         check = LinkCheck(
             method=method.name,
             seed=trajectory.seed,
-            composed_s=trajectory.start_s + joined([before, after])[method.name].training_s(trajectory.steps),
+            composed_s=trajectory.start_s + both.training_s(trajectory.steps),
             measured_s=whole.train_time_s,
             is_same_training=losses[0] == losses[1],
+            other_cpu_share=max((share for share in shares if share is not None), default=None),
         )
         write_json(path, dataclasses.asdict(check))
         return check
@@ -291,7 +395,11 @@ class Search:
         names = {config.config_id: method.name for config, method in zip(configs, self.methods, strict=True)}
         baseline, targets = configs[0].config_id, [f"{self._target:g}"]
         compared = compare(rows, baseline=baseline, metric=self.study.quality.column, targets=targets, rule="anytime")
-        return [*implausible(compared.renamed(names)), *busy([row["other_cpu_share"] for row in rows])]
+        shares = [run.other_cpu_share for each in evidence for run in each.whole_runs]
+        told = busy(shares, "these runs were timed; decide again with another --out when the machine is idle")
+        if not shares:
+            told = busy(self._job_shares, "steps were timed; the same command times them again on an idle machine")
+        return [*implausible(compared.renamed(names)), *told]
 
     def _rates(
         self, evidence: Sequence[Evidence], decisions: Sequence[MethodDecision]
@@ -309,9 +417,7 @@ class Search:
             return [], {}
         wanted = [m for m in self.methods if m is self.methods[0] or m.name in faster]
         factors: dict[str, list[float]] = {name: [] for name in faster}
-        bps = parse_rate(rate)
-        highest = min(LARGEST_RATE_FACTOR * bps, max(2.0 * bps, LARGEST_RATE_BPS))
-        rates = [bps, math.sqrt(bps * highest), highest]
+        rates = rates_to_try(parse_rate(rate))
         for number, bps in enumerate(rates):
             times = self._times
             if number:
@@ -328,40 +434,3 @@ class Search:
                 ratios = log_ratios(baseline.times, each.times)
                 factors[each.method].append(math.exp(statistics.fmean(ratios)))
         return rates, {name: crossing(rates, each) for name, each in factors.items()}
-
-
-def busy(shares: Sequence[float | None]) -> list[str]:
-    """Return a warning if other programs used some of the cores; otherwise an empty list.
-
-    Args:
-        shares: the values of column `other_cpu_share` of all evaluations. Only their mean is used, because the
-            intervals between evaluations are short.
-    """
-    known = [share for share in shares if share is not None]
-    share = statistics.fmean(known) if known else 0.0
-    if share <= NOTEWORTHY_SHARE:
-        return []
-    return [
-        f"other programs took {share:.0%} of the cores while methods were trained, and so probably while steps were "
-        "timed; decide again with another --out when the machine is idle"
-    ]
-
-
-def crossing(rates: Sequence[float], factors: Sequence[float]) -> float:
-    """Return the rate in bit/s at which a factor falls to 1, or infinity if the factor stays above 1.
-
-    The rate is interpolated between the given rates on logarithmic scales.
-
-    Args:
-        rates: rates of the link in bit/s, from low to high.
-        factors: for each rate, how many times sooner a method reaches the target than the baseline.
-    """
-    edges = break_even(list(zip(rates, factors, strict=True)))
-    return edges[-1] if edges else math.inf if factors[-1] > 1.0 else rates[0]
-
-
-def _state(num_seeds: int, decisions: Sequence[MethodDecision]) -> str:
-    """Return one line with the number of seeds so far, and the current factor and verdict of every method."""
-    factors = ["target missed" if each.factor is None else factor_of(each) for each in decisions]
-    parts = [f"{each.method} {factor} {each.verdict}" for each, factor in zip(decisions, factors, strict=True)]
-    return f"{seeds_in_words(num_seeds)}: {'; '.join(parts)}"

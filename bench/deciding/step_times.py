@@ -7,6 +7,7 @@ methods equally. Times are means, because means add up to the time of a training
 import dataclasses
 import functools
 import math
+import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ from typing_extensions import Doc
 
 from bench.core.config.configuration import NOT_GIVEN, NOT_RECORDED
 from bench.core.config.run import RanksConfig, RunConfig
+from bench.core.counters import OtherWork
 from bench.core.errors import RunFailed
 from bench.launch.jobs import torchrun
 from bench.launch.jobs.failure import WatchdogTimeouts
@@ -77,10 +79,13 @@ class LinkStepTimes:
     Attributes:
         nbytes: for each level, the mean bytes that a rank sent in a step.
         seconds: [jobs][blocks][levels] mean duration of a step in seconds; jobs may have different numbers of blocks.
+        other_cpu_share: [jobs] share of the cores' time that other programs took during the job, from 0 to 1; None if
+            unknown. Empty in files of earlier versions.
     """
 
     nbytes: list[float]
     seconds: list[list[list[float]]]
+    other_cpu_share: list[float | None] = dataclasses.field(default_factory=list)
 
     def training_s(self, steps: Mapping[float, float], job: int | None = None) -> float:
         """Return the duration of a training in seconds, without evaluations.
@@ -113,6 +118,7 @@ def joined(measurements: Sequence[Mapping[str, LinkStepTimes]]) -> dict[str, Lin
         name: LinkStepTimes(
             nbytes=[statistics.fmean(sent) for sent in zip(*(each.nbytes for each in found), strict=True)],
             seconds=[job for each in found for job in each.seconds],
+            other_cpu_share=[share for each in found for share in each.other_cpu_share],
         )
         for name, found in of_methods.items()
     }
@@ -156,6 +162,8 @@ def measure_step_times(
             blocks.append(report["block"])
             on_block(len(blocks))
 
+    others = OtherWork(os.getpid())
+    others.start()
     measure(
         "decide",
         config,
@@ -163,6 +171,7 @@ def measure_step_times(
         WatchdogTimeouts.with_job(config),
         take,
     )
+    others.stop()
     if not blocks:
         raise RunFailed("no step was timed; raise --budget")
     found = {}
@@ -171,5 +180,6 @@ def measure_step_times(
         found[name] = LinkStepTimes(
             nbytes=[statistics.fmean(sent for _, sent in level) for level in zip(*own, strict=True)],
             seconds=[[[seconds for seconds, _ in block] for block in own]],
+            other_cpu_share=[others.share],
         )
     return found

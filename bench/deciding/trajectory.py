@@ -6,12 +6,14 @@ So one trajectory per method and seed is enough for all links.
 
 import dataclasses
 import math
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from bench.core.config.run import RunConfig
 from bench.core.errors import RunFailed
+from bench.deciding.load import is_busy, mean_share
 from bench.launch.sweep_state import by_digest, past_runs
 from bench.report.quality import quality_of
 from bench.report.store import Run, collect_runs, interval_steps, read
@@ -49,6 +51,29 @@ class Trajectory:
         for _, number, nbytes in self.intervals[: self.num_to_target]:
             counted[nbytes] += number
         return counted
+
+    @property
+    def other_cpu_share(self) -> float | None:
+        """The share of the cores' time that other programs took during this training; None if unknown.
+
+        It is the mean over evaluations, because the intervals between evaluations are too short to count alone.
+        """
+        return mean_share(row["other_cpu_share"] for row in self.run.rows)
+
+
+def without_load(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Return the trajectories of one method with an extra time of the first steps as on an idle machine.
+
+    This extra time does not depend on the seed. So trainings on a busy machine get the mean of those on an idle
+    machine. If there is none, they get the smallest of all, because other programs make the time longer.
+    """
+    idle = [each.start_s for each in trajectories if not is_busy(each.other_cpu_share)]
+    if len(idle) == len(trajectories):
+        return list(trajectories)
+    start_s = statistics.fmean(idle) if idle else min(each.start_s for each in trajectories)
+    return [
+        dataclasses.replace(each, start_s=start_s) if is_busy(each.other_cpu_share) else each for each in trajectories
+    ]
 
 
 def trajectory_of(run: Run, target: float) -> Trajectory:

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from bench.core.units import format_bytes
+from bench.deciding.answer import LARGEST_DEVIATION
 from benchmarks.job_error import summarise
 from benchmarks.prose.reference import harder_errors
 from benchmarks.prose.rows import points, rows, runs
@@ -68,6 +69,16 @@ def deciding() -> Parts:
     yield "deviated by {:.0f} % (`topk`), {:.0f} % (`group_topk`) and {:.0f} % (`powersgd`) in their ratio", *between
     yield "the spread of blocks within a job suggests ({:.0f}, {:.0f} and {:.0f} %)", *within
     yield "Other work took at most {:.0f} % of the cores", 100 * jobs.largest_other_cpu_share.max()
+    idle, busy = (rows(name) for name in ("composed-times", "composed-times-busy"))
+    yield (
+        "Composed times of {} configurations lay at most {:.1f} % from whole runs on an idle machine",
+        len(idle), 100 * idle.deviation.abs().max(),
+    )  # fmt: skip
+    yield (
+        "took {:.0f} to {:.0f} % of the cores, {} of these {} lay more than 10 % apart, the worst by {:.0f} %",
+        100 * busy.other_cpu_share.min(), 100 * busy.other_cpu_share.max(),
+        (busy.deviation.abs() > LARGEST_DEVIATION).sum(), len(busy), 100 * busy.deviation.abs().max(),
+    )  # fmt: skip
     found = rows("decision-error")
     yield "at most {:.1f} % of {} decisions were wrong", 100 * found.wrong.max(), found.decisions.iloc[0]
     faster = found.query("factor == 1.5 and job_error == 0.02")

@@ -16,7 +16,7 @@ from bench.deciding.decision import (
     log_ratios,
     shared_error,
 )
-from bench.deciding.search import crossing
+from bench.deciding.rates import crossing
 from bench.deciding.step_times import MOST_LEVELS, LinkStepTimes, levels_of
 from bench.deciding.study import DecideConfig
 from bench.deciding.trajectory import Trajectory, trajectory_of

@@ -14,7 +14,8 @@ from bench.core.errors import NothingToCompare
 from bench.deciding import search
 from bench.deciding.answer import Answer, LinkCheck
 from bench.deciding.decision import Evidence
-from bench.deciding.search import TRAJECTORIES, WHOLE_RUNS, Search, busy
+from bench.deciding.load import SET_ASIDE
+from bench.deciding.search import TRAJECTORIES, WHOLE_RUNS, Search
 from bench.deciding.step_times import LinkStepTimes
 from bench.deciding.study import Method, Study
 from bench.deciding.trajectory import Trajectory, trajectory_of
@@ -31,16 +32,24 @@ STEPS: dict[str, list[int]] = {
 
 @dataclasses.dataclass
 class Fakes:
-    """Replaces what needs processes; `trained` holds (folder, method, seed) of each training, in order."""
+    """Replaces what needs processes; `trained` holds (folder, method, seed) of each training, in order.
+
+    `share` is what other programs take of the cores during each measurement, and `share_now` between them.
+    """
 
     missed: tuple[str, ...] = ()
     link_s: float = 1.0
+    share: float = 0.0
+    share_now: float = 0.0
+    num_jobs: int = 0
     trained: list[tuple[str, str, int]] = dataclasses.field(default_factory=list)
 
     def train(self, configs: list[RunConfig], out: Path, *_: object) -> bool:
-        new = [(out.name, config.compressor, config.seed) for config in configs]
-        new = [each for each in new if each not in self.trained]
-        self.trained += new
+        out.mkdir(exist_ok=True)
+        new = [config for config in configs if not (out / config.digest).exists()]
+        for config in new:
+            (out / config.digest).touch()
+            self.trained.append((out.name, config.compressor, config.seed))
         return bool(new)
 
     def find(self, configs: list[RunConfig], out: Path, _: float) -> dict[str, Trajectory]:
@@ -49,10 +58,13 @@ class Fakes:
     def _trajectory(self, config: RunConfig, folder: str) -> Trajectory:
         steps = STEPS[config.compressor][config.seed - 1]
         found = trajectory(steps, config.seed, reached=config.compressor not in self.missed)
+        found.run.rows[0]["other_cpu_share"] = self.share
         return dataclasses.replace(found, train_time_s=0.01 * steps * (self.link_s if folder == WHOLE_RUNS else 1.0))
 
     def times(self, configs: Mapping[str, RunConfig], *_: object, **__: object) -> dict[str, LinkStepTimes]:
-        return {name: LinkStepTimes(nbytes=[100.0], seconds=[[[0.01], [0.01]]]) for name in configs}
+        self.num_jobs += 1
+        times = LinkStepTimes(nbytes=[100.0], seconds=[[[0.01], [0.01]]], other_cpu_share=[self.share])
+        return dict.fromkeys(configs, times)
 
 
 @pytest.fixture
@@ -61,20 +73,23 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fakes]:
     monkeypatch.setattr(search, "train_missing", found.train)
     monkeypatch.setattr(search, "find_trajectories", found.find)
     monkeypatch.setattr(search, "measure_step_times", found.times)
+    monkeypatch.setattr(search, "share_now", lambda: found.share_now)
     monkeypatch.setattr(Search, "_warnings", lambda *_: [])
     return found
 
 
-def run_search(folder: Path, seeds: int = 8, ends_at: float = math.inf, **changes: Any) -> Answer:
+def run_search(
+    folder: Path, seeds: int = 8, ends_at: float = math.inf, names: tuple[str, ...] = NAMES, **changes: Any
+) -> Answer:
     methods = [
         Method(
             name=name,
             trajectory=RunConfig(compressor=name, target_accuracy=0.9),
             on_link=RunConfig(compressor=name, target_accuracy=0.9, stop_at_target=True, hosts=2),
         )
-        for name in NAMES
+        for name in names
     ]
-    study = Study(base={}, methods=[{"compressor": name} for name in NAMES], rule={})
+    study = Study(base={}, methods=[{"compressor": name} for name in names], rule={})
     values: dict[str, Any] = {
         "study": study,
         "methods": methods,
@@ -110,9 +125,23 @@ def test_the_same_question_again_trains_nothing_and_answers_the_same(fakes: Fake
     assert (again.decisions, fakes.trained) == (first.decisions, trained)
 
 
-def test_the_budget_ends_the_search(fakes: Fakes, tmp_path: Path) -> None:
-    result = run_search(tmp_path, ends_at=0.0)
-    assert (result.stopped, seeds_of(fakes, "bf16")) == ("when the time was over (--budget)", [1])
+@pytest.mark.parametrize(
+    ("share", "over", "stopped"),
+    [
+        (0.0, 1.1, "when the time was over (--budget)"),
+        (0.5, 0.6, "when half of the time was over (--budget), because the machine is busy"),
+        (0.0, 0.6, "after 8 seeds (--max-seeds)"),
+    ],
+)
+def test_the_budget_ends_the_search_and_half_of_it_on_a_busy_machine(
+    share: float, over: float, stopped: str, fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fakes.share = fakes.share_now = share
+    monkeypatch.setattr(search.time, "monotonic", lambda: over * 600.0 if fakes.num_jobs else 0.0)
+    result = run_search(tmp_path, ends_at=600.0)
+    num_seeds = 8 if "max-seeds" in stopped else 1
+    assert (result.stopped, seeds_of(fakes, "bf16")) == (stopped, list(range(1, num_seeds + 1)))
+    assert result.needs_idle_machine is (share > 0.0)
 
 
 def test_a_baseline_that_never_reaches_the_target_ends_the_search(fakes: Fakes, tmp_path: Path) -> None:
@@ -144,10 +173,85 @@ def test_a_check_fails_beyond_ten_percent_or_if_the_trainings_differ(
     assert check.is_passed is is_passed
 
 
-def test_a_busy_machine_is_told() -> None:
-    assert busy([None, 0.02, 0.1, 0.15]) == busy([None]) == []
-    (warning,) = busy([0.5, 0.3, None])
-    assert warning.startswith("other programs took 40% of the cores while methods were trained")
+def test_a_check_that_fails_on_a_busy_machine_leaves_the_verdict_to_an_idle_one(fakes: Fakes, tmp_path: Path) -> None:
+    fakes.link_s, fakes.share, fakes.share_now = 1.4, 0.5, 0.6
+    live = mock.Mock()
+    busy = run_search(tmp_path, seeds=5, checks=True, live=live)
+    assert any("other programs take 60% of the cores now" in str(call) for call in live.say.call_args_list)
+    assert [each.verdict for each in busy.decisions] == ["open", "open"]
+    assert [check.is_disturbed for check in busy.checks] == [True, True]
+    assert dataclasses.asdict(busy.load) == {"at_start": 0.6, "trajectories": 0.5, "step_times": 0.5, "checks": 0.5}
+    assert busy.sentences[1] == "Open because the check failed on a busy machine: topk, powersgd."
+    assert busy.sentences[2].endswith("(-28.6%), while other programs took up to 50% of the cores.")
+    assert busy.sentences[3].startswith(
+        f"To decide, run the same command with --out {tmp_path} when the machine is idle"
+    )
+    trained, num_jobs = list(fakes.trained), fakes.num_jobs
+    assert {seed for folder, _, seed in trained if folder == WHOLE_RUNS} == {1}  # those of the check
+    again = run_search(tmp_path, seeds=5, checks=True)
+    assert (again.decisions, fakes.trained, fakes.num_jobs) == (busy.decisions, trained, num_jobs)
+    fakes.link_s, fakes.share, fakes.share_now = 1.0, 0.0, 0.0
+    idle = run_search(tmp_path, seeds=5, checks=True)
+    assert {each.method: each.verdict for each in idle.decisions} == {"topk": "faster", "powersgd": "open"}
+    assert fakes.trained[len(trained) :] == [(WHOLE_RUNS, "bf16", 1), (WHOLE_RUNS, "topk", 1)]
+    assert fakes.num_jobs == 2 * num_jobs
+    assert len(list((tmp_path / SET_ASIDE / "1" / WHOLE_RUNS).iterdir())) == 2  # nothing that was measured is lost
+
+
+@pytest.mark.parametrize(("share", "num_seeds"), [(0.5, 4), (0.05, 8)])
+def test_no_seeds_are_added_for_step_times_that_only_an_idle_machine_can_improve(
+    share: float, num_seeds: int, fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter([0.01, 0.05] * 50)
+
+    def differing(configs: Mapping[str, RunConfig], *_: object, **__: object) -> dict[str, LinkStepTimes]:
+        each = {name: 0.01 if name == "bf16" else next(seconds) for name in configs}
+        return {
+            name: LinkStepTimes(nbytes=[100.0], seconds=[[[step_s]]], other_cpu_share=[share])
+            for name, step_s in each.items()
+        }
+
+    monkeypatch.setattr(search, "measure_step_times", differing)
+    fakes.share_now = share
+    result = run_search(tmp_path, names=("bf16", "topk"))
+    assert seeds_of(fakes, "topk") == list(range(1, num_seeds + 1))
+    assert (result.decisions[0].verdict, result.needs_idle_machine) == ("open", num_seeds == 4)
+
+
+@pytest.mark.parametrize("link_s", [1.0, 1.4])
+def test_times_are_measured_again_when_the_load_has_passed(
+    link_s: float, fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fakes.link_s, fakes.share = link_s, 0.5
+
+    def passed() -> float:
+        fakes.link_s, fakes.share = 1.0, 0.0
+        return 0.0
+
+    looks = iter([lambda: 0.6, passed])
+    monkeypatch.setattr(search, "share_now", lambda: next(looks)())
+    result = run_search(tmp_path, seeds=5, checks=True)
+    assert (result.load.step_times, result.load.checks) == (0.0, 0.0)
+    assert result.decisions[0].verdict == "faster"
+    assert seeds_of(fakes, "bf16") == [1, 2, 3, 4, 5]
+    assert seeds_of(fakes, "bf16", WHOLE_RUNS) == [1, 1]
+
+
+def test_whole_runs_that_count_are_not_set_aside(fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are timed under load, but the check is not, so the link itself makes the composed times wrong."""
+    fakes.link_s = 1.4
+
+    def busy_jobs(configs: Mapping[str, RunConfig], *_: object, **__: object) -> dict[str, LinkStepTimes]:
+        fakes.num_jobs += 1
+        share = 0.5 if len(configs) == len(NAMES) else 0.0
+        times = LinkStepTimes(nbytes=[100.0], seconds=[[[0.01], [0.01]]], other_cpu_share=[share])
+        return dict.fromkeys(configs, times)
+
+    monkeypatch.setattr(search, "measure_step_times", busy_jobs)
+    for _ in range(2):
+        result = run_search(tmp_path, seeds=5, checks=True)
+        assert {time.origin for time in result.evidence[0].times} == {"measured"}
+        assert seeds_of(fakes, "bf16", WHOLE_RUNS) == [1, 2, 3, 4, 5]
 
 
 def test_eight_jobs_time_steps_during_the_first_four_seeds(
@@ -185,7 +289,7 @@ def search_of(study: Study, methods: list[Method], folder: Path) -> Search:
         ends_at=math.inf,
         checks=False,
     )
-    made._target = 0.9
+    made._target, made._jobs = 0.9, []
     return made
 
 
