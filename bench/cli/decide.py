@@ -14,7 +14,7 @@ from bench.cli.console import print_json, stdout_console, table_of
 from bench.cli.options import AsJson, given_options, takes
 from bench.core.config.run import OUTPUT, RunConfig
 from bench.core.errors import UsageError
-from bench.core.units import format_rate, format_seconds
+from bench.core.units import format_bytes, format_rate, format_seconds
 from bench.deciding import speed
 from bench.deciding.answer import Answer, factor_of
 from bench.deciding.api import BASELINE, NOT_TAKEN, NOTHING_TO_COMPARE
@@ -163,9 +163,11 @@ def _print_speeds(predicted: speed.PredictedSteps, *, as_json: bool) -> list[str
     baseline, *found = speed.speeds(predicted)
     best = max(found, key=lambda each: each.factor)
     accuracy = _ACCURACY.format(compressor=best.compressor, collective=best.collective)
+    close = [each.compressor for each in found if each.step_time_s < (1 + speed.ERROR) * best.step_time_s]
     notes = [
         *predicted.notes,
-        f"Differences of less than {speed.ERROR:.0%} are open, because predictions may be wrong by that much",
+        f"Differences of less than {speed.ERROR:.0%} are open, because predictions may be wrong by that much"
+        + (f"; so the fastest are not told apart: {', '.join(close)}" if len(close) > 1 else ""),
     ]
     if as_json:
         content: dict[str, Any] = {"accuracy": None, "step_as_it_is_s": predicted.as_it_is_s}
@@ -174,14 +176,17 @@ def _print_speeds(predicted: speed.PredictedSteps, *, as_json: bool) -> list[str
     else:
         rows = []
         for each in (baseline, *found):
+            first_s, first_nbytes = each.first_epoch_step_time_s, each.first_epoch_payload_bytes_per_step
+            first = f"{format_seconds(first_s)}, {format_bytes(first_nbytes)}" if first_s and first_nbytes else NOTHING
             rate, verdict = each.faster_up_to_bps, "baseline" if each is baseline else each.verdict
             is_beyond = rate is not None and rate >= speed.HIGHEST_BPS
             edge = NOTHING if rate is None else f"{'>' * is_beyond}{format_rate(min(rate, speed.HIGHEST_BPS))}"
-            cells = [format_seconds(each.step_time_s), f"{each.factor:.2f}x", verdict, edge]
-            rows.append([each.compressor, each.collective, *cells])
+            sent = format_bytes(each.payload_bytes_per_step)
+            cells = [format_seconds(each.step_time_s), f"{each.factor:.2f}x", verdict, edge, sent]
+            rows.append([each.compressor, each.collective, *cells, first])
         print(f"{accuracy}.")
         print(f"{predicted.title}: a step of {format_seconds(predicted.as_it_is_s)}")
-        headings = ("step", f"vs {baseline.compressor}", "verdict", "faster up to")
+        headings = ("step", f"vs {baseline.compressor}", "verdict", "faster up to", "sent", "first epoch")
         stdout_console().print(table_of(("method", "collective"), headings, rows))
         print(*notes, sep="\n")
     return [each.verdict for each in found]

@@ -27,12 +27,18 @@ class PredictedMethod:
     Attributes:
         compressor, collective: the method; the collective is the fastest one if the user named none.
         step_time_s: seconds of a step on the link.
+        payload_bytes_per_step: bytes that a rank sends in a step.
+        first_epoch_step_time_s, first_epoch_payload_bytes_per_step: the same in the first epoch; None if a step then is
+            like all later ones.
         at_rate: returns the seconds of a step if all links had the given rate in bits per second.
     """
 
     compressor: str
     collective: str
     step_time_s: float
+    payload_bytes_per_step: float
+    first_epoch_step_time_s: float | None
+    first_epoch_payload_bytes_per_step: float | None
     at_rate: Callable[[float], float]
 
 
@@ -61,7 +67,8 @@ class Speed:
     """The predicted step time of one method, compared with the step time of the baseline.
 
     Attributes:
-        compressor, collective, step_time_s: as in `PredictedMethod`.
+        compressor, collective, step_time_s, payload_bytes_per_step, first_epoch_step_time_s,
+            first_epoch_payload_bytes_per_step: as in `PredictedMethod`.
         factor: seconds of the baseline's step / `step_time_s`.
         verdict: "faster" or "slower" if the difference is larger than the error of predictions, otherwise "open".
         faster_up_to_bps: the highest rate in bits per second, the same for all links, at which the verdict is "faster";
@@ -71,6 +78,9 @@ class Speed:
     compressor: str
     collective: str
     step_time_s: float
+    payload_bytes_per_step: float
+    first_epoch_step_time_s: float | None
+    first_epoch_payload_bytes_per_step: float | None
     factor: float
     verdict: str
     faster_up_to_bps: float | None
@@ -106,9 +116,11 @@ def speeds(predicted: PredictedSteps) -> list[Speed]:
         if predicted.rate_bps is not None and method is not baseline:
             edge = faster_up_to(lambda rate: baseline.at_rate(rate) / method.at_rate(rate), predicted.rate_bps)
         return Speed(
-            compressor=method.compressor,
-            collective=method.collective,
-            step_time_s=method.step_time_s,
+            **{
+                field.name: getattr(method, field.name)
+                for field in dataclasses.fields(method)
+                if field.name != "at_rate"
+            },
             factor=factor,
             verdict="faster" if factor > 1 + ERROR else "slower" if factor < 1 / (1 + ERROR) else "open",
             faster_up_to_bps=edge,

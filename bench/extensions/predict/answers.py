@@ -36,13 +36,19 @@ from bench.extensions.predict.ranking import (
     dense_name,
     dense_on_each_collective,
     fastest,
-    heading,
     on_each_collective,
     print_table,
     step_as_it_is,
 )
-from bench.extensions.predict.request import BASELINE, PredictionRequest, columns, request_from_options
+from bench.extensions.predict.request import (
+    BASELINE,
+    PredictionRequest,
+    columns,
+    predicted_in_first_epoch,
+    request_from_options,
+)
 from bench.extensions.predict.script_profile import Profile
+from bench.extensions.predict.sentences import ACCURACY, about, first_epoch_note, heading, in_first_epoch
 from bench.extensions.predict.validation import (
     ValidationCell,
     as_rows,
@@ -87,13 +93,13 @@ def predict_one(known: Calibration, options: PredictConfig, steps_from: list[Pat
     requests = on_each_collective(known, request_from_options(options))
     best = fastest(known, requests)
     checked, prediction = best.request, best.prediction
-    said = [*notes(known, checked), *latency_note(options, checked)]
+    said = [*first_epoch_note(known, [checked.compressor]), *notes(known, checked), *latency_note(options, checked)]
     if checked != requests[0]:
         said.append(
             f"The fastest of {len(requests)} collectives is shown; bench run uses {requests[0].collective} unless you "
             f"add --collective {checked.collective}"
         )
-    row = columns(checked, known, prediction)
+    row = columns(checked, known, prediction, predicted_in_first_epoch(known, checked))
     if steps_from:
         said.append(_add_time_to_target(row, known, checked, steps_from))
     if options.losses:
@@ -104,10 +110,11 @@ def predict_one(known: Calibration, options: PredictConfig, steps_from: list[Pat
         said.append(
             f"a step of {known.model} without changes takes {format_seconds(row['step_as_it_is_s'])} on these links"
         )
+    said.append(ACCURACY)
     if as_json:
         print_json(row | {"notes": said})
         return
-    print(heading(checked))
+    print(about(known), heading(checked), sep="\n")
     for name, text in _lines(checked, prediction, row).items():
         print(f"  {name:<20} {text}")
     print(*said, sep="\n")
@@ -183,6 +190,8 @@ def _lines(checked: PredictionRequest, prediction: Prediction, row: dict[str, An
         "CPU per rank": format_seconds(prediction.cpu_s_per_step),
         "samples per second": f"{prediction.samples_per_s:.1f}",
     }
+    if in_first := in_first_epoch(row):
+        lines["first epoch"] = in_first
     if isinstance(prediction, AsyncPrediction):
         quick, middle, slow = (format_seconds(of(prediction.step_times_s)) for of in (min, statistics.median, max))
         lines["updates per second"] = f"{prediction.updates_per_s:.1f}"

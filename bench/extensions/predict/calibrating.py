@@ -58,6 +58,11 @@ def cannot_be_calibrated(compressor: Compressor) -> str | None:
     return next((f"{text} {reason}" for applies, reason in obstacles if applies), None)
 
 
+def denser_epochs(text: str) -> int:
+    """Return the number of epochs at the start in which a compressor sends more than later, from its spec text."""
+    return cast("Compressor", spec.build("compressors", text)).traits.denser_epochs
+
+
 WORKER = "bench.extensions.predict.calibration_worker"
 FORWARDING = "bench.extensions.predict.message_costs"
 # Number of ranks per core when several ranks compute at once, and the largest number of ranks in this measurement.
@@ -245,9 +250,9 @@ class KeptParts:
         times = itertools.chain.from_iterable(found["times"])
         batch_s, forward_s, backward_s, update_s, *ready = map(statistics.median, zip(*times, strict=True))
         (buckets,), (among_steps_s,), (later_s,) = found["buckets"], found["among_steps_s"], found["later_s"]
-        messages, encoded = (
+        messages, encoded, first_epoch = (
             {key: value for of_part in found[name] for key, value in of_part.items()}
-            for name in ("messages", "encoded")
+            for name in ("messages", "encoded", "first_epoch")
         )
         return Calibration.of(
             {
@@ -259,6 +264,7 @@ class KeptParts:
                 "update_s": update_s,
                 "buckets": [bucket | {"ready_s": at} for bucket, at in zip(buckets, ready, strict=True)],
                 "encoded": {text: encoded[text] for text in spec.split_list(config.compressors)},
+                "first_epoch": {text: each for text, each in first_epoch.items() if text in encoded},
                 "crowds": [  # means over several rounds, for each number of ranks
                     {
                         "load": crowds[0]["load"],

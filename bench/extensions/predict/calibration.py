@@ -20,7 +20,7 @@ from bench.core.run_folder import write_json
 Seconds = Annotated[float, Ge(0), pydantic.AllowInfNan(False)]
 AtLeastOne = Annotated[int, Ge(1)]
 
-VERSION = 4
+VERSION = 5
 FP32_BYTES = 4
 # Key of the costs of messages within one machine; these costs are also used for messages between two machines.
 LOCAL = "local"
@@ -210,7 +210,8 @@ class Calibration:
             update the parameters, for one rank that has the machine to itself; CPU time with one thread, wall-clock
             time with several.
         buckets: the buckets in the order in which they are ready.
-        encoded: the messages of each bucket, by compressor.
+        encoded: the messages of each bucket after any density warm-up, by compressor.
+        first_epoch: the same in the first epoch, of the compressors that send more then.
         crowds: times of the same step when several ranks compute at once, by ascending load (computing threads /
             cores). The first entry is of a single rank, and shows whether other processes disturbed the measurement.
         messages: costs of messages, by the way in which messages travel: `LOCAL`, `FRAMES`, `SEGMENTS` or `FORWARDED`.
@@ -247,6 +248,7 @@ class Calibration:
     encoded: dict[str, tuple[EncodedBucket, ...]]
     crowds: tuple[CpuContention, ...]
     messages: dict[str, MessageCosts]
+    first_epoch: dict[str, tuple[EncodedBucket, ...]] = dataclasses.field(default_factory=dict)
     around_message_s: Seconds = 0.0
     crowded_wake_s: Seconds = 0.0
     augment: bool = True
@@ -254,7 +256,8 @@ class Calibration:
     cut: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        per_bucket = [*(crowd.handed_over_s for crowd in self.crowds), *self.encoded.values()]
+        encoded = [*self.encoded.values(), *self.first_epoch.values()]
+        per_bucket = [*(crowd.handed_over_s for crowd in self.crowds), *encoded]
         fits = (
             all(len(each) == len(self.buckets) for each in per_bucket)
             and all(len(bucket.layers) == len(bucket.numels) for bucket in self.buckets)
@@ -264,7 +267,7 @@ class Calibration:
                     len(set(offer.layers)) == len(offer.layers) and set(offer.layers) <= set(bucket.layers)
                     for offer in made.offers
                 )
-                for each in self.encoded.values()
+                for each in encoded
                 for bucket, made in zip(self.buckets, each, strict=True)
             )
         )
@@ -277,9 +280,19 @@ class Calibration:
         return self.batch_s + self.forward_s + self.backward_s
 
     @property
+    def about(self) -> str:
+        """Return the name of the model, and what it is trained on."""
+        return f"{self.model} on {self.dataset}"
+
+    @property
+    def numel(self) -> int:
+        """Return the number of parameters that are trained."""
+        return sum(sum(bucket.numels) for bucket in self.buckets)
+
+    @property
     def dense_nbytes(self) -> int:
         """Return the bytes of the whole gradient in fp32."""
-        return FP32_BYTES * sum(sum(bucket.numels) for bucket in self.buckets)
+        return FP32_BYTES * self.numel
 
     def write(self, path: Path) -> None:
         """Write the calibration as JSON.

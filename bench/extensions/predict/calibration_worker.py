@@ -21,6 +21,7 @@ import torch.distributed as dist
 from bench.core import environment, spec
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
+from bench.extensions.predict.calibrating import denser_epochs
 from bench.extensions.predict.calibration import LOCAL, MessageCosts
 from bench.extensions.predict.message_costs import message_costs
 from bench.extensions.predict.options import CalibrateConfig
@@ -236,6 +237,9 @@ def _alone(config: CalibrateConfig, parts: StepParts) -> list[MeasuredPart]:
         buckets, turns = encoded(text, gradients(), config, parts.stir, seconds - count * parts.step_s)
         times = parts.times(count)
         values = {"encoded": {text: [dataclasses.asdict(bucket) for bucket in buckets]}, "times": times}
+        if denser_epochs(text):
+            first, _ = encoded(text, gradients(), config, parts.stir, 0.0, in_first_epoch=True)
+            values["first_epoch"] = {text: [dataclasses.asdict(bucket) for bucket in first]}
         return values, [(STEPS, len(times), steps_at_once), ("encodings", turns, config.turns)]
 
     step_s, encode_s = parts.step_s, ENCODE_S * parts.numel
@@ -257,7 +261,7 @@ def _alone(config: CalibrateConfig, parts: StepParts) -> list[MeasuredPart]:
                 text=f"encoding by {text}",
                 measure=functools.partial(encoding, text),
                 is_alone=True,
-                once_s=RANKS * encode_s,
+                once_s=RANKS * encode_s + (1 + LEAST_TURNS) * turn_s * (denser_epochs(text) > 0),
                 fixed_s=turn_s,
                 full=config.turns,
                 least=min(LEAST_TURNS, config.turns),

@@ -17,7 +17,7 @@ from bench.cli.options import AsJson, takes
 from bench.core.config.run import OUTPUT
 from bench.core.errors import UsageError
 from bench.core.files import check_writable
-from bench.extensions.predict.options import TABLE, VALIDATION, WHAT, CalibrateConfig, PredictConfig
+from bench.extensions.predict.options import PARTS, TABLE, VALIDATION, WHAT, CalibrateConfig, PredictConfig
 from collectives.options import raise_first
 
 if TYPE_CHECKING:
@@ -129,16 +129,16 @@ def calibrate(
 @takes(PredictConfig)
 def predict(
     options: PredictConfig,
-    calibration: Annotated[
-        Path | None,
-        typer.Option(
-            help="File from bench calibrate.", metavar="FILE", rich_help_panel=WHAT, show_default=str(CALIBRATION)
-        ),
-    ] = None,
     from_profile: Annotated[
         Path | None,
         typer.Option(
-            help="File from bench profile: predict the steps of your own script.", metavar="FILE", rich_help_panel=WHAT
+            help="File from bench profile: predict the steps of your own script.", metavar="FILE", rich_help_panel=PARTS
+        ),
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            help="File from bench calibrate.", metavar="FILE", rich_help_panel=PARTS, show_default=str(CALIBRATION)
         ),
     ] = None,
     sweep: Annotated[
@@ -185,7 +185,7 @@ def predict(
 ) -> None:
     """Predict the time, exposed time and bytes of a training step, and whether compression beats dense bf16."""
     default, one = PredictConfig(), "--steps-from" if steps_from else "--losses" if options.losses else ""
-    of_model = ("model", "dataset", "batch_size", "step_time", "shared_cores", "strategy")
+    of_model = ("model", "dataset", "classes", "batch_size", "step_time", "shared_cores", "strategy")
     raise_first(
         UsageError,
         (
@@ -269,6 +269,8 @@ def _known(options: PredictConfig, path: Path | None) -> Calibration:
         from bench.extensions.predict.estimate import estimated
 
         return estimated(options)
+    if options.classes is not None:
+        raise UsageError("--classes is for a rough estimate with --step-time; a calibration has those of its data set")
     if path is None and not CALIBRATION.exists():
         named = f"--model {options.model} " if options.model else ""
         raise UsageError(

@@ -73,12 +73,30 @@ class EstimatedCalibration(Calibration):
     """A calibration whose parts are estimated, not measured.
 
     Attributes:
+        classes: number of classes that the network tells apart.
         said: a sentence that tells the user what the estimate is based on.
     """
 
     how_to_check: ClassVar[str] = "this is a rough estimate"
 
+    classes: int
     said: str
+
+    @property
+    def about(self) -> str:
+        """Return the name of the model, and its number of classes."""
+        return f"{self.model} for {self.classes} classes"
+
+
+@dataclasses.dataclass(frozen=True)
+class _WithClasses:
+    """The inputs of a data set, with another number of classes."""
+
+    dataset: Dataset
+    num_classes: int
+
+    def dummy_batch(self, num_samples: int, device: torch.device | str) -> torch.Tensor:
+        return self.dataset.dummy_batch(num_samples, device)
 
 
 def estimated(config: PredictConfig) -> EstimatedCalibration:
@@ -95,7 +113,8 @@ def estimated(config: PredictConfig) -> EstimatedCalibration:
     dataset = cast(Dataset, spec.build("datasets", config.dataset or DATASET))
     model = cast(Model, spec.build("models", config.model))
     with torch.device("meta"), spec.usage_errors():
-        layers = [dataclasses.replace(layer, weight=None) for layer in layers_of(build_network(model, dataset))]
+        inputs = _WithClasses(dataset, config.classes or dataset.num_classes)
+        layers = [dataclasses.replace(layer, weight=None) for layer in layers_of(build_network(model, inputs))]
     bucket_mb = bucket_size(layers)
     buckets = buckets_of([layer for layer in layers if layer.numel], bucket_mb)
     batch_s, update_s = BATCH_SHARE * step_s, UPDATE_SHARE * step_s
@@ -104,7 +123,8 @@ def estimated(config: PredictConfig) -> EstimatedCalibration:
     # All linear, attention and conv layers are assumed to take equally long.
     counts = [sum(layer.kind in ("conv", "linear", "attention") for layer in bucket) for bucket in buckets]
     ready_s = [backward_s * (done / (sum(counts) or 1)) for done in itertools.accumulate(counts)]
-    names = [config.compressor, BASELINE] if config.compressor else [*ENCODE_NS]
+    names = dict.fromkeys([config.compressor, BASELINE] if config.compressor else ENCODE_NS)
+    compressors = [cast(Compressor, spec.build("compressors", name)) for name in names]
     return EstimatedCalibration(
         version=VERSION,
         cpu=environment.cpu_model(),
@@ -129,9 +149,11 @@ def estimated(config: PredictConfig) -> EstimatedCalibration:
             )
             for at, bucket in zip(ready_s, buckets, strict=True)
         ),
-        encoded={
-            str(compressor): _encoded(compressor, buckets)
-            for compressor in (cast(Compressor, spec.build("compressors", name)) for name in dict.fromkeys(names))
+        encoded={str(compressor): _encoded(compressor, buckets) for compressor in compressors},
+        first_epoch={
+            str(compressor): _encoded(compressor, buckets, in_first_epoch=True)
+            for compressor in compressors
+            if compressor.traits.denser_epochs
         },
         crowds=(
             CpuContention(
@@ -143,12 +165,15 @@ def estimated(config: PredictConfig) -> EstimatedCalibration:
         ),
         messages={LOCAL: MESSAGES},
         around_message_s=AROUND_MESSAGE_S,
+        classes=inputs.num_classes,
         said=f"Rough estimate from the shapes of {config.model}, a step of {format_seconds(step_s)} and typical costs "
         f"of encoding by one CPU thread; bench calibrate --model {config.model} measures them",
     )
 
 
-def _encoded(compressor: Compressor, buckets: Sequence[Sequence[Layer]]) -> tuple[EncodedBucket, ...]:
+def _encoded(
+    compressor: Compressor, buckets: Sequence[Sequence[Layer]], *, in_first_epoch: bool = False
+) -> tuple[EncodedBucket, ...]:
     """Return each bucket's messages with their estimated costs; random gradients are encoded to find their lengths.
 
     Raises:
@@ -165,7 +190,8 @@ def _encoded(compressor: Compressor, buckets: Sequence[Sequence[Layer]]) -> tupl
         ),
     )
     reducer, random = reducer_for(compressor), torch.Generator().manual_seed(1)
-    step = Step(index=LATE, epoch=0, rank=0, world_size=1, seed=1, warmup=False)
+    index = 0 if in_first_epoch else LATE
+    step = Step(index=index, epoch=0, rank=0, world_size=1, seed=1, warmup=in_first_epoch)
     found = []
     for layers in buckets:
         gradients = [torch.randn(layer.numel, generator=random) for layer in layers]

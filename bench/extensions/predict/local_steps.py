@@ -123,7 +123,7 @@ def _in_one_bucket(calibration: Calibration, job: Job) -> tuple[Calibration, Job
         offers=tuple(_joined([offer for offer in row if offer is not None]) for row in offers),
     )
     return (
-        dataclasses.replace(calibration, buckets=(bucket,), crowds=crowds, encoded={}),
+        dataclasses.replace(calibration, buckets=(bucket,), crowds=crowds, encoded={}, first_epoch={}),
         dataclasses.replace(job, encoded=[encoded]),
     )
 

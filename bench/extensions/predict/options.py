@@ -103,6 +103,7 @@ class CalibrateConfig(JobConfig):
 
 
 WHAT = "What to predict"
+PARTS = "What the step times come from"
 RANKS = "Ranks and links"
 VALIDATION = "Validation"
 TABLE = "validation.csv"
@@ -117,8 +118,14 @@ LinkText = Annotated[str | None, Flag(RANKS)]
 class PredictConfig(Configuration):
     """Options of `bench predict`: compressor, collective, ranks and links; the calibration sets everything else."""
 
-    panels: ClassVar[tuple[str, ...]] = (WHAT, RANKS, VALIDATION, OUTPUT)
+    panels: ClassVar[tuple[str, ...]] = (PARTS, WHAT, RANKS, VALIDATION, OUTPUT)
 
+    step_time: Annotated[
+        str | None,
+        Doc("time of a step without exchange, for a rough estimate from --model without a calibration: 50ms"),
+        Flag(PARTS),
+        syntax(duration),
+    ] = None
     compressor: Annotated[
         str, Doc("gradient compressor"), Flag(WHAT, kind="compressors", chosen="all that the calibration has, ranked")
     ] = NOT_GIVEN
@@ -142,18 +149,19 @@ class PredictConfig(Configuration):
         Doc("data set; must be that of the calibration (without a calibration: digits)"),
         Flag(WHAT, kind="datasets"),
     ] = None
+    classes: Annotated[
+        int | None,
+        Ge(2),
+        Le(MOST),
+        Doc("number of classes, for a rough estimate with --step-time (by default those of the data set)"),
+        Flag(WHAT),
+    ] = None
     batch_size: Annotated[
         int | None,
         Ge(1),
         Le(MOST),
         Doc("samples per rank and step; must be those of the calibration (without a calibration: 32)"),
         Flag(WHAT),
-    ] = None
-    step_time: Annotated[
-        str | None,
-        Doc("time of a step without exchange, for a rough estimate from --model without a calibration: 50ms"),
-        Flag(WHAT),
-        syntax(duration),
     ] = None
     trigger: Annotated[
         Literal["async", "sync"],
@@ -177,7 +185,7 @@ class PredictConfig(Configuration):
     ] = None
     uplink_trace: Annotated[LinkText, Doc("file like --bandwidth-trace, only for what a host sends")] = None
     downlink_trace: Annotated[LinkText, Doc("file like --bandwidth-trace, only for what a host receives")] = None
-    latency: Annotated[LinkText, Doc("one-way delay of what a host sends: 5ms")] = None
+    latency: Annotated[LinkText, Doc("one-way delay of what a host sends, half the time that ping shows: 5ms")] = None
     cluster_file: Annotated[
         str | None, Doc("TOML file that describes hosts that differ"), Flag(RANKS, name="--cluster")
     ] = None

@@ -40,6 +40,7 @@ from bench.extensions.predict.links import Floats, SettlingWindows, Windows
 from collectives.allreduce import Allgather, Native
 from collectives.base import Collective
 from collectives.payloads.base import HEADER_BYTES
+from collectives.payloads.bundle import padded
 from collectives.schedule.rounds import Layout, Leaf
 from collectives.schedule.waves import Ints, Lengths, Wave, waves_of
 
@@ -70,10 +71,11 @@ def lengths_of(offer: MessageProfile) -> Lengths:
 
     The bytes of a payload are assumed to be spread evenly over its elements, and grow with the number of ranks whose
     payloads are merged. Beyond the measured numbers of ranks, they grow at the last measured rate, but at most to the
-    length of an uncompressed tensor in fp32.
+    length of an uncompressed tensor in fp32. Payloads that travel together are padded, as in `Bundle`.
     """
     offsets = np.cumsum([0, *(leaf.numel for leaf in offer.leaves)])
     bodies = np.cumsum([0.0, *(leaf.nbytes - HEADER_BYTES for leaf in offer.leaves)])
+    padding = np.cumsum([0.0, *(padded(leaf.nbytes) - leaf.nbytes for leaf in offer.leaves)])
     filled = np.flatnonzero(np.diff(offsets))
     firsts, ends = offsets[:-1][filled], offsets[1:][filled]
     ranks, factors = np.log(list(offer.growth)).T
@@ -82,6 +84,7 @@ def lengths_of(offer: MessageProfile) -> Lengths:
     def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
         payloads = np.maximum(1, np.searchsorted(firsts, stop) - np.searchsorted(ends, start, side="right"))
         one = np.interp(stop, offsets, bodies) - np.interp(start, offsets, bodies)
+        one += (payloads > 1) * (np.interp(stop, offsets, padding) - np.interp(start, offsets, padding))
         dense = np.maximum(one, FP32_BYTES * (stop - start))
         whole = (terms == 1) & np.isin(start, offsets) & np.isin(stop, offsets)  # payloads that are not cut
         growth = np.exp(np.interp(np.log(terms), ranks, factors) + slope * np.maximum(0.0, np.log(terms) - ranks[-1]))

@@ -53,6 +53,7 @@ def profile(
     check_writable(out)
     from bench.extensions.predict.calibrating import cannot_be_calibrated
     from bench.extensions.predict.script_profile import profile_of, record
+    from bench.extensions.predict.sentences import first_epoch_note
     from compressors.base import Compressor
 
     wanted = [cast(Compressor, spec.build("compressors", text)) for text in spec.split_list(compressors)]
@@ -63,13 +64,23 @@ def profile(
         print(f"recorded {steps} steps and ended {script}", file=sys.stderr)
         found = profile_of(Path(name), script, given, [*dict.fromkeys(["none", *map(str, wanted)])], _tell)
     found.write(out)
-    buckets = ", ".join(
+    ready = ", ".join(
         f"{format_bytes(4 * sum(bucket.numels))} after {format_seconds(bucket.ready_s)}" for bucket in found.buckets
     )
-    print(f"{script}: a step of {world_size} ranks on this machine takes {format_seconds(found.step_s)}")
+    accumulated = f", in {found.micro_steps} micro-steps" if found.micro_steps > 1 else ""
+    print(f"{script}: a step of {world_size} ranks on this machine takes {format_seconds(found.step_s)}{accumulated}")
     for part in ("batch", "forward", "backward", "exposed", "update"):
-        print(f"  {part:<20} {format_seconds(getattr(found, f'{part}_s'))}")
-    print(f"  {'buckets ready':<20} {buckets}")
+        earlier = f", and {found.micro_steps - 1} micro-steps before it" if accumulated and part == "forward" else ""
+        print(f"  {part:<20} {format_seconds(getattr(found, f'{part}_s'))}{earlier}")
+    print(f"  {'buckets ready':<20} {ready}")
+    for text, in_first_epoch in found.first_epoch.items():
+        first, later = (
+            format_bytes(sum(offer.nbytes for bucket in buckets for offer in bucket.offers))
+            for buckets in (in_first_epoch, found.encoded[text])
+        )
+        print(f"  {text:<20} {later} encoded; {first} in the first epoch")
+    for sentence in first_epoch_note(found, found.first_epoch):
+        print(sentence)
     computed_s = found.computed_s + found.update_s
     idle_s = found.step_s - found.exposed_s - computed_s
     if idle_s > 0.2 * computed_s:

@@ -5,7 +5,6 @@ rates (a curve), or shows the fastest pair at each rate and number of ranks (a m
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -19,19 +18,32 @@ from bench.core.errors import UsageError
 from bench.core.units import format_bytes, format_rate, format_seconds, parse_rate
 from bench.extensions.predict.calibration import Calibration
 from bench.extensions.predict.options import PredictConfig
-from bench.extensions.predict.prediction import Prediction
 from bench.extensions.predict.request import (
     BASELINE,
     DDP,
+    PredictedPair,
     PredictionRequest,
     check,
     check_predictable,
     check_request,
     columns,
+    first_epoch_columns,
     predicted,
+    predicted_in_first_epoch,
     request_from_options,
 )
 from bench.extensions.predict.script_profile import Profile
+from bench.extensions.predict.sentences import (
+    ACCURACY,
+    about,
+    first_epoch_note,
+    group_note,
+    grouped,
+    heading,
+    in_first_epoch,
+    num_not_told_apart,
+    where_it_pays,
+)
 from bench.extensions.predict.validation import NOT_CHECKED, latency_note, notes, outside, range_notes
 from bench.strategies.local import Local
 from collectives.base import Collective
@@ -46,14 +58,6 @@ POINTS_PER_DECADE, MAP_POINTS_PER_DECADE = 6, 3
 MOST_RANKS = 1024
 # Columns that a sweep over link rates sets.
 SWEPT = ("uplink_bps", "downlink_bps")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PredictedPair:
-    """A request, which names a compressor and a collective, and the request's predicted step."""
-
-    request: PredictionRequest
-    prediction: Prediction
 
 
 def on_each_collective(calibration: Calibration, request: PredictionRequest) -> list[PredictionRequest]:
@@ -145,30 +149,13 @@ def step_as_it_is(profile: Profile, request: PredictionRequest) -> float:
     return predicted(profile, check_request(profile, plain)).step_time_s
 
 
-def heading(checked: PredictionRequest, *, of_all: bool = False) -> str:
-    """Return one line that describes the predicted job; if `of_all` is True, the line does not name the compressor."""
-    strategy = "" if checked.is_ddp else checked.strategy
-    where = checked.collective if checked.waits else checked.strategy
-    rate = "on links without a limit" if checked.slowest_bps is None else f"at {format_rate(checked.slowest_bps)}"
-    if len({dataclasses.replace(host, name="any") for host in checked.hosts}) > 1:
-        rate += " on the slowest link"
-    latency = max(host.latency_s for host in checked.hosts)
-    parts = [
-        "" if of_all else f"{checked.compressor} on {where}",
-        strategy if of_all or checked.waits else "",
-        f"{checked.world_size} ranks",
-        f"{checked.link_trace}, {rate} on average" if checked.link_trace else rate,
-        f"latency {format_seconds(latency)}" if latency else "",
-        f"a straggler ({checked.straggler_text})" if checked.straggler_text else "",
-    ]
-    return ", ".join(filter(None, parts))
-
-
 def print_table(rows: Sequence[Mapping[str, str]], *, left: Collection[str]) -> None:
     """Print rows (cells by heading) as a table; the columns in `left` are aligned left, the others right."""
     table = plain_table()
     for name in rows[0]:
-        table.add_column(name, justify="left" if name in left else "right")
+        table.add_column(
+            name, justify="left" if name in left else "right", no_wrap=name == "compressor", overflow="fold"
+        )
     for row in rows:
         table.add_row(*row.values())
     stdout_console().print(table)
@@ -179,21 +166,27 @@ def rank_compressors(known: Calibration, options: PredictConfig, *, as_json: boo
     job = request_from_options(options)
     found, left_out = ranked(known, job)
     dense = fastest(known, dense_on_each_collective(known, job)) if BASELINE in known.encoded else None
+    num_close = num_not_told_apart(known, found)
     rows = [
-        columns(pair.request, known, pair.prediction)
+        columns(pair.request, known, pair.prediction, predicted_in_first_epoch(known, pair.request))
+        | {"told_apart": number >= num_close}
         | ({"times_as_fast": pair.prediction.samples_per_s / dense.prediction.samples_per_s} if dense else {})
-        for pair in found
+        for number, pair in enumerate(found)
     ]
-    said = [*dict.fromkeys(note for pair in found for note in notes(known, pair.request, range_too=False))]
+    said = [
+        *group_note(known, found[:num_close]),
+        *first_epoch_note(known, [pair.request.compressor for pair in found]),
+    ]
+    said += [*dict.fromkeys(note for pair in found for note in notes(known, pair.request, range_too=False))]
     said += [*range_notes(known, [pair.request for pair in found]), *latency_note(options, found[0].request)]
     as_it_is = [step_as_it_is(known, job)] if isinstance(known, Profile) else []
     if not job.collective and job.waits and job.world_size > MOST_TRIED:
         said.append(f"With more than {MOST_TRIED} ranks, each compressor uses the collective that a run would choose")
-    said += [f"{name} is left out: {reason}" for name, reason in left_out.items()]
+    said += [*(f"{name} is left out: {reason}" for name, reason in left_out.items()), ACCURACY]
     if as_json:
         print_json({"ranking": rows, "notes": said} | ({"step_as_it_is_s": as_it_is[0]} if as_it_is else {}))
         return
-    print(heading(found[0].request, of_all=True))
+    print(about(known), heading(found[0].request, of_all=True), sep="\n")
     for step_s in as_it_is:
         print(f"{known.model} as it is, without compression: a step of {format_seconds(step_s)}")
     cells = [
@@ -202,12 +195,13 @@ def rank_compressors(known: Calibration, options: PredictConfig, *, as_json: boo
             "collective": escape(row["collective"]),
             "step": format_seconds(row["step_time_s"]),
             **({"vs bf16": f"{row['times_as_fast']:.2f}x"} if dense else {}),
-            "sent per rank": format_bytes(row["payload_bytes_per_step"]),
+            "sent": format_bytes(row["payload_bytes_per_step"]),
             "bound by": row["bound_by"],
+            **({"first epoch": in_first_epoch(row)} if known.first_epoch else {}),
         }
         for row in rows
     ]
-    print_table(cells, left=("compressor", "collective", "bound by"))
+    print_table(grouped(cells, num_close), left=("compressor", "collective", "bound by"))
     print(*said, sep="\n")
 
 
@@ -275,8 +269,10 @@ def predict_curve(known: Calibration, options: PredictConfig, text: str, *, as_j
     checked = check(options, known)
     curve = sweep(known, request_from_options(options), rates)
     said = list(dict.fromkeys(said for pair in (curve.pair[0], curve.pair[-1]) for said in notes(known, pair.request)))
-    said += [*latency_note(options, checked), *_verdict(checked, curve)]
+    said += [*latency_note(options, checked), *where_it_pays(checked, curve.pays, curve.break_even_bps)]
+    said += [*first_epoch_note(known, [checked.compressor]), ACCURACY]
     points = list(zip(rates, curve.pair, curve.dense, strict=True))
+    of_first = [predicted_in_first_epoch(known, pair.request) for pair in curve.pair]
     if as_json:
         rows = [
             {
@@ -288,8 +284,9 @@ def predict_curve(known: Calibration, options: PredictConfig, text: str, *, as_j
                 "collective": pair.request.collective,
                 "dense_step_time_s": dense.prediction.step_time_s,
                 "dense_collective": dense.request.collective,
+                **first_epoch_columns(first),
             }
-            for rate, pair, dense in points
+            for (rate, pair, dense), first in zip(points, of_first, strict=True)
         ]
         print_json(
             {
@@ -302,6 +299,7 @@ def predict_curve(known: Calibration, options: PredictConfig, text: str, *, as_j
         return
     where = ", ".join(dict.fromkeys(dense.request.collective for dense in curve.dense))
     method = checked.compressor if checked.is_ddp else f"{checked.compressor}, {checked.strategy}"
+    print(about(known))
     print(f"{method}, {checked.world_size} ranks, compared with {dense_name(checked)} on {where}")
     cells = [
         {
@@ -311,30 +309,12 @@ def predict_curve(known: Calibration, options: PredictConfig, text: str, *, as_j
             "bound by": pair.prediction.bound_by,
             "dense bf16": format_seconds(dense.prediction.step_time_s),
             "vs bf16": f"{dense.prediction.step_time_s / pair.prediction.step_time_s:.2f}x",
+            **({"first epoch": in_first_epoch(first_epoch_columns(first))} if first else {}),
         }
-        for rate, pair, dense in points
+        for (rate, pair, dense), first in zip(points, of_first, strict=True)
     ]
     print_table(cells, left=("collective", "bound by"))
     print(*said, sep="\n")
-
-
-def _verdict(checked: PredictionRequest, curve: Curve) -> list[str]:
-    """Return a sentence that says at which link rates the compressor is faster than dense 16-bit gradients."""
-    if checked.compressor == BASELINE and not checked.is_local:
-        return []
-    it = "uncompressed in 32 bits is faster" if checked.compressor == "none" else "compression pays"
-    if all(curve.pays):
-        return [f"{it} over the whole range"]
-    if not any(curve.pays):
-        return [
-            "16 bits are faster over the whole range"
-            if checked.compressor == "none"
-            else "compression does not pay anywhere in the range"
-        ]
-    first, *others = map(format_rate, curve.break_even_bps)
-    between = [f"between {low} and {high}" for low, high in itertools.pairwise((first, *others))]
-    stretches = [f"below {first}", *between, f"above {(first, *others)[-1]}"]
-    return [f"{it} {', and '.join(stretches[0 if curve.pays[0] else 1 :: 2])}"]
 
 
 def regimes(
@@ -431,6 +411,7 @@ def predict_map(known: Calibration, options: PredictConfig, text: str, *, as_jso
     said = [*notes(known, checked, range_too=False), *latency_note(options, checked)]
     if beyond:
         said.append(f"{NOT_CHECKED}: {beyond} of {len(found)} cells; bench predict --validate does that")
+    said.append(ACCURACY)
     if as_json:
         print_json(
             {
@@ -444,6 +425,7 @@ def predict_map(known: Calibration, options: PredictConfig, text: str, *, as_jso
     for each in found:
         row = rows.setdefault(each["bandwidth_bps"], {"bandwidth": format_rate(each["bandwidth_bps"])})
         row[f"{each['world_size']} ranks"] = f"{each['compressor']}+{each['collective']} {each['speedup']:.1f}x"
+    print(about(known))
     print(f"the fastest pair, and how many times as fast as {dense_name(jobs[0])} on its fastest collective")
     print_table(list(rows.values()), left=[f"{each['world_size']} ranks" for each in found])
     print(*said, sep="\n")

@@ -45,7 +45,7 @@ class ScriptProfiler:
     Attributes:
         refusal: a sentence that says why the script cannot be profiled; empty if it can.
         done: the recorded steps; each has, by name, the moments at which batch, forward, backward and the wait for DDP
-            ended, and the moments at which each bucket was ready.
+            ended, the moments at which each bucket was ready, and the number of backward passes.
     """
 
     def __init__(self, warmup: int, steps: int) -> None:
@@ -93,6 +93,8 @@ class ScriptProfiler:
         def timed_backward(*args: Any, **kwargs: Any) -> None:
             begun, ready = now(), len(self._open.get("ready", ()))
             backward(*args, **kwargs)
+            if self._open:
+                self._open["micro_steps"] += 1
             if self._open and len(self._open["ready"]) > ready:  # not inside no_sync
                 if ready:
                     self._refuse(
@@ -154,7 +156,7 @@ class ScriptProfiler:
             self._check(ddp)
             ddp.register_comm_hook(ddp.process_group, _as_ddp_does)
         if not self._open:
-            self._open = {"updated_before": self._updated, "forward": now(), "ready": []}
+            self._open = {"updated_before": self._updated, "forward": now(), "ready": [], "micro_steps": 0}
             self._buckets, self._gradients, self._samples = [], [], 0
         tensors = (value for value in (*inputs, *named_inputs.values()) if isinstance(value, torch.Tensor))
         first = next((tensor for tensor in tensors if tensor.dim()), None)

@@ -19,7 +19,7 @@ from bench.core.errors import UsageError
 from bench.core.units import MAX_RATE_BPS
 from bench.extensions.async_server.strategy import AsyncServer
 from bench.extensions.predict.asynchronous import predict_async
-from bench.extensions.predict.calibrating import cannot_be_calibrated
+from bench.extensions.predict.calibrating import cannot_be_calibrated, denser_epochs
 from bench.extensions.predict.calibration import FORWARDED, FRAMES, LOCAL, SEGMENTS, Calibration
 from bench.extensions.predict.contention import Job
 from bench.extensions.predict.links import Links, TraceClock
@@ -354,21 +354,49 @@ def predicted(calibration: Calibration, request: PredictionRequest) -> Predictio
     return predict(calibration, job, collective, in_hook=not plain, starts_early=request.trigger == "async")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictedPair:
+    """A request, which names a compressor and a collective, and the request's predicted step."""
+
+    request: PredictionRequest
+    prediction: Prediction
+
+
+def predicted_in_first_epoch(calibration: Calibration, request: PredictionRequest) -> Prediction | None:
+    """Predict a step of a checked request in the first epoch; None if the compressor then sends as much as later.
+
+    Raises:
+        UsageError: as `predicted`.
+    """
+    if request.compressor not in calibration.first_epoch:
+        return None
+    return predicted(dataclasses.replace(calibration, encoded=calibration.first_epoch), request)
+
+
 # Columns that are predicted only if a rate changes over time; the windows only if steps are also shorter than the
 # trace.
 OVER_TIME = ("step_time_p95_s", "slowest_window", "fastest_window")
+
+
+def first_epoch_columns(first: Prediction | None) -> dict[str, float | None]:
+    """Return time and bytes of a step in the first epoch, by column; None if it is like all later ones."""
+    return {
+        "first_epoch_step_time_s": None if first is None else first.step_time_s,
+        "first_epoch_payload_bytes_per_step": None if first is None else first.payload_bytes_per_step,
+    }
 
 
 def columns(
     request: PredictionRequest,
     calibration: Calibration,
     prediction: Prediction | None = None,
+    first_epoch: Prediction | None = None,
     *,
     without: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return the values of a request, and of its prediction if given, by the names of the columns of `metrics.csv`.
+    """Return the values of a request, and of its predictions if given, by the columns of `metrics.csv` and `columns`.
 
-    Columns in `without` are left out.
+    Columns in `without` are left out. `first_epoch` is the result of `predicted_in_first_epoch`.
     """
     uplink_bps, downlink_bps = (
         min((rate for rate in rates if rate is not None), default=None)
@@ -379,6 +407,7 @@ def columns(
         "dataset": calibration.dataset,
         "optimizer": calibration.optimizer,
         "batch_size": calibration.batch_size,
+        "num_parameters": calibration.numel,
         "compressor": request.compressor,
         "collective": request.collective,
         "strategy": request.strategy,
@@ -395,4 +424,5 @@ def columns(
     }
     if prediction is not None:
         row |= {name: value for name, value in dataclasses.asdict(prediction).items() if name not in OVER_TIME or value}
+        row |= {"denser_epochs": denser_epochs(request.compressor), **first_epoch_columns(first_epoch)}
     return {name: value for name, value in row.items() if name not in without}

@@ -15,6 +15,7 @@ import torch
 from bench.core import environment
 from bench.core.errors import RunFailed, UsageError
 from bench.core.processes import die_with_parent, import_variables, interruptible
+from bench.extensions.predict.calibrating import denser_epochs
 from bench.extensions.predict.calibration import LOCAL, VERSION, AtLeastOne, Calibration, CpuContention, Seconds
 from bench.extensions.predict.estimate import ANY_LOAD, AROUND_MESSAGE_S, MESSAGES
 from bench.extensions.predict.options import CalibrateConfig
@@ -35,6 +36,7 @@ class Profile(Calibration):
     Attributes:
         script, script_sha256, arguments: path, SHA-256 and arguments of the script.
         world_size: number of ranks that were profiled, all on one machine.
+        micro_steps: number of backward passes whose gradients add up before they are exchanged, in most steps.
         step_s: wall-clock seconds of a step.
         exposed_s: wall-clock seconds of a step in which a rank waits for DDP after backward, averaged over ranks.
     """
@@ -47,8 +49,14 @@ class Profile(Calibration):
     script_sha256: str
     arguments: tuple[str, ...]
     world_size: AtLeastOne
+    micro_steps: AtLeastOne
     step_s: Seconds
     exposed_s: Seconds
+
+    @property
+    def about(self) -> str:
+        """Return the name of the script, and how many micro-steps a step has if it accumulates gradients."""
+        return self.model + (f", {self.micro_steps} micro-steps in a step" if self.micro_steps > 1 else "")
 
     @property
     def said(self) -> str:
@@ -113,10 +121,12 @@ def profile_of(
     times = profiled_steps([rank["steps"] for rank in ranks], is_cpu_time=first["threads"] == 1)
     ready_s = times.pop("ready_s")
     begins_s = times["batch_s"] + times["forward_s"]
-    config, found = CalibrateConfig(), {}
+    config, found, first_epoch = CalibrateConfig(), {}, {}
     for text in compressors:
         tell(f"timing {text}")
         found[text] = encoded(text, gradients, config, _stir())[0]
+        if denser_epochs(text):
+            first_epoch[text] = encoded(text, gradients, config, _stir(), in_first_epoch=True)[0]
     return Profile(
         version=VERSION,
         cpu=environment.cpu_model(),
@@ -132,6 +142,7 @@ def profile_of(
         backward_s=ready_s[-1],
         buckets=tuple(bucket_parts(at, bucket) for at, bucket in zip(ready_s, buckets, strict=True)),
         encoded=found,
+        first_epoch=first_epoch,
         crowds=(
             CpuContention(
                 load=ANY_LOAD,
@@ -146,6 +157,7 @@ def profile_of(
         script_sha256=hashlib.sha256(script.read_bytes()).hexdigest(),
         arguments=tuple(arguments),
         world_size=len(ranks),
+        micro_steps=statistics.mode(step["micro_steps"] for step in first["steps"]),
         **times,
     )
 

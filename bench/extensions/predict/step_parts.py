@@ -295,6 +295,8 @@ def encoded(
     config: CalibrateConfig,
     stir: Callable[[], object],
     seconds: float = math.inf,
+    *,
+    in_first_epoch: bool = False,
 ) -> tuple[tuple[EncodedBucket, ...], int]:
     """Measure a compressor's work; return the messages that encode each bucket, and the number of repetitions.
 
@@ -304,6 +306,7 @@ def encoded(
         config: the complete configuration.
         stir: computes something else, to replace the contents of the caches.
         seconds: time limit; if it is short, there are fewer repetitions, but at least `LEAST_TURNS`.
+        in_first_epoch: True for steps at the start of a density warm-up; False for steps after it.
     """
     compressor = cast(Compressor, spec.build("compressors", text))
     reducers = [
@@ -317,7 +320,8 @@ def encoded(
         turn_started = time.monotonic()
         offers = [[] for _ in range(num_buckets)]
         for rank, (reducer, of_rank) in enumerate(zip(reducers, gradients, strict=True)):
-            step = Step(index=LATE + turn, epoch=0, rank=rank, world_size=1, seed=config.seed, warmup=False)
+            index = turn if in_first_epoch else LATE + turn
+            step = Step(index=index, epoch=0, rank=rank, world_size=1, seed=config.seed, warmup=in_first_epoch)
             for number, (layers, kept) in enumerate(of_rank):
                 bucket = Bucket(layers=layers, gradients=[gradient.clone() for gradient in kept], step=step)
                 if is_timed := turn > 0 and rank == 0:

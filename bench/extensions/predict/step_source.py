@@ -8,9 +8,15 @@ from typing import Any
 from bench.core.errors import UsageError
 from bench.deciding.speed import PredictedMethod, PredictedSteps
 from bench.extensions.predict.options import PredictConfig
-from bench.extensions.predict.ranking import fastest, heading, on_each_collective, step_as_it_is
-from bench.extensions.predict.request import PredictionRequest, request_from_options
+from bench.extensions.predict.ranking import fastest, on_each_collective, step_as_it_is
+from bench.extensions.predict.request import (
+    PredictionRequest,
+    first_epoch_columns,
+    predicted_in_first_epoch,
+    request_from_options,
+)
 from bench.extensions.predict.script_profile import Profile
+from bench.extensions.predict.sentences import first_epoch_note, heading
 from bench.extensions.predict.validation import notes
 from bench.launch.sweep_file import Settings
 
@@ -27,7 +33,13 @@ def profiled_steps(path: Path, given: dict[str, Any], methods: Sequence[Settings
         UsageError: the file is not a profile, an option has no meaning for it, or a method cannot be predicted.
     """
     profile = Profile.read(path)
-    possible = {option.name for option in PredictConfig.options()} - {"strategy", "model", "dataset", "batch_size"}
+    possible = {option.name for option in PredictConfig.options()} - {
+        "strategy",
+        "model",
+        "dataset",
+        "classes",
+        "batch_size",
+    }
     if others := sorted(given.keys() - possible):
         raise UsageError(
             f"--from-profile predicts the steps of your own script; leave out --{others[0].replace('_', '-')}"
@@ -40,11 +52,11 @@ def profiled_steps(path: Path, given: dict[str, Any], methods: Sequence[Settings
     link = dataclasses.replace(jobs[0], compressor=found[0].compressor, collective=found[0].collective)
     is_one_rate = len({dataclasses.replace(host, name="any") for host in link.hosts}) == 1 and not link.link_trace
     return PredictedSteps(
-        title=f"{profile.model} as it is, {heading(link, of_all=True)}",
+        title=f"{profile.about} as it is, {heading(link, of_all=True)}",
         as_it_is_s=step_as_it_is(profile, jobs[0]),
         methods=found,
         rate_bps=link.slowest_bps if is_one_rate else None,
-        notes=notes(profile, link),
+        notes=[*first_epoch_note(profile, [method.compressor for method in found]), *notes(profile, link)],
     )
 
 
@@ -59,6 +71,8 @@ def _predicted(profile: Profile, job: PredictionRequest) -> PredictedMethod:
         compressor=best.request.compressor,
         collective=best.request.collective,
         step_time_s=best.prediction.step_time_s,
+        payload_bytes_per_step=best.prediction.payload_bytes_per_step,
+        **first_epoch_columns(predicted_in_first_epoch(profile, best.request)),
         at_rate=at_rate,
     )
 

@@ -15,6 +15,7 @@ from bench.core.files import files_below
 from bench.core.rows import read_rows
 from bench.core.run_folder import RunFolder, read_json
 from bench.core.units import format_rate, format_seconds
+from bench.deciding.speed import ERROR
 from bench.extensions.predict.calibration import Calibration, Validated
 from bench.extensions.predict.estimate import EstimatedCalibration
 from bench.extensions.predict.options import PredictConfig
@@ -311,7 +312,31 @@ def latency_note(config: PredictConfig, request: PredictionRequest) -> list[str]
     if len(request.hosts) == 1 or config.latency is not None or any(host.latency_s for host in request.hosts):
         return []
     how = "add --latency" if config.cluster_file is None else f"write it into {config.cluster_file}"
-    return [f"Latency is taken as 0, because none is given; {how} (half the time that ping shows)"]
+    return [f"The one-way delay is taken as 0, because none is given; {how} (half the time that ping shows)"]
+
+
+# Largest errors of predicted steps in the checks that docs/reference/guides.md reports: of samples per second if ranks
+# do not wait for each other, on a trace, with a slow rank, and with local steps.
+UNEVEN, ON_TRACE, WITH_STRAGGLER, WITH_LOCAL = 0.60, 0.31, 0.25, 0.20
+# Error that is assumed of an estimate from typical costs, which was not checked.
+OF_ESTIMATE = 0.25
+
+
+def error_of(calibration: Calibration, request: PredictionRequest) -> float:
+    """Return the relative error that a prediction may have; smaller differences between methods mean nothing.
+
+    This is the largest error in published checks of such predictions, or in those of this calibration if it is larger.
+    """
+    found = (
+        (True, ERROR),
+        (not request.waits, UNEVEN),
+        (request.link_trace is not None, ON_TRACE),
+        (request.straggler is not None, WITH_STRAGGLER),
+        (request.is_local, WITH_LOCAL),
+        (isinstance(calibration, EstimatedCalibration), OF_ESTIMATE),
+        *((True, abs(cell.error)) for cell in _comparable(calibration, request)),
+    )
+    return max(error for applies, error in found if applies)
 
 
 def notes(calibration: Calibration, request: PredictionRequest, *, range_too: bool = True) -> list[str]:
@@ -407,7 +432,7 @@ def outside(calibration: Calibration, request: PredictionRequest) -> str | None:
         ),
         (
             latency > max((cell.latency_s for cell in checked), default=0.0),
-            f"a latency of {format_seconds(latency)} is longer than any that was measured",
+            f"a one-way delay of {format_seconds(latency)} is longer than any that was measured",
         ),
     )
     return next((sentence for applies, sentence in reasons if applies), None)

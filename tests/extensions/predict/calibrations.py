@@ -24,11 +24,17 @@ NUMEL = 125_000
 DENSE = LeafSize(numel=NUMEL, nbytes=16 + 4 * NUMEL, wire_numel=NUMEL, wire_dtype="float32")
 HALF = LeafSize(numel=NUMEL, nbytes=16 + 2 * NUMEL, wire_numel=NUMEL, wire_dtype="bfloat16")
 SPARSE = LeafSize(numel=NUMEL, nbytes=16 + 5_000)
+DENSER = LeafSize(numel=NUMEL, nbytes=16 + 100_000)  # in the first epoch
 
 
 def calibration(**other: Any) -> Calibration:
     """Return two buckets of 125 000 elements, ready 0.1 s and 0.2 s after the start of backward in a step of 0.4 s."""
     encoded = {"none": (0.0, 0.0, DENSE), "bf16": (0.01, 0.01, HALF), "topk": (0.03, 0.01, SPARSE)}
+
+    def buckets(before_s: float, after_s: float, leaf: LeafSize) -> tuple[EncodedBucket, ...]:
+        offers = [(MessageProfile(leaves=(leaf,), layers=(number,)),) for number in range(2)]
+        return tuple(EncodedBucket(work_s=(before_s, after_s), offers=each) for each in offers)
+
     figures: dict[str, Any] = {
         "version": VERSION,
         "cpu": environment.cpu_model(),
@@ -48,13 +54,8 @@ def calibration(**other: Any) -> Calibration:
         "buckets": tuple(
             BucketParts(ready_s=ready_s, layers=(number,), numels=(NUMEL,)) for number, ready_s in enumerate((0.1, 0.2))
         ),
-        "encoded": {
-            name: tuple(
-                EncodedBucket(work_s=(before_s, after_s), offers=(MessageProfile(leaves=(leaf,), layers=(number,)),))
-                for number in range(2)
-            )
-            for name, (before_s, after_s, leaf) in encoded.items()
-        },
+        "encoded": {name: buckets(*parts) for name, parts in encoded.items()},
+        "first_epoch": {"topk": buckets(0.03, 0.01, DENSER)},
         "crowds": tuple(
             CpuContention(
                 load=load,
@@ -81,7 +82,6 @@ def written_profile(folder: Path) -> str:
     known = calibration()
     parts = {field.name: getattr(known, field.name) for field in dataclasses.fields(known)}
     path = folder / "profile.json"
-    Profile(**parts, script="train.py", script_sha256="0", arguments=(), world_size=2, step_s=0.4, exposed_s=0.0).write(
-        path
-    )
+    run = {"script": "train.py", "script_sha256": "0", "arguments": (), "world_size": 2, "micro_steps": 4}
+    Profile(**parts, **run, step_s=0.4, exposed_s=0.0).write(path)
     return str(path)

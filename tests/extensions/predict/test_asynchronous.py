@@ -51,7 +51,7 @@ def one_bucket(**other: Any) -> Calibration:
     bucket = BucketParts(ready_s=0.2, layers=(0,), numels=(NUMEL,))
     crowds = tuple(dataclasses.replace(crowd, handed_over_s=crowd.handed_over_s[1:]) for crowd in known.crowds)
     encoded = {name: parts[:1] for name, parts in known.encoded.items()}
-    return dataclasses.replace(known, buckets=(bucket,), crowds=crowds, encoded=encoded, **other)
+    return dataclasses.replace(known, buckets=(bucket,), crowds=crowds, encoded=encoded, first_epoch={}, **other)
 
 
 def test_a_rank_alone_with_its_server_takes_its_own_way_there_and_back() -> None:

@@ -12,7 +12,7 @@ from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.ranking import ranked
 from bench.extensions.predict.request import check, predicted, request_from_options
 
-NUMEL = 193_178  # of small_cnn, for ten classes
+NUMEL, HIDDEN = 193_178, 128  # of small_cnn, for ten classes
 
 
 def asked(**options: object) -> PredictConfig:
@@ -34,7 +34,8 @@ def test_a_step_takes_what_was_given_and_what_its_bytes_take() -> None:
     known = estimated(config)
     alone_s = known.batch_s + known.forward_s + known.backward_s + known.update_s
     assert alone_s == pytest.approx(0.02)
-    assert sum(sum(bucket.numels) for bucket in known.buckets) == NUMEL
+    assert known.numel == NUMEL
+    assert estimated(asked(compressor="bf16", classes=100)).numel == NUMEL + 90 * (HIDDEN + 1)
     assert known.buckets[-1].ready_s == pytest.approx(known.backward_s)
     step = predicted(known, check(config, known))
     assert step.payload_bytes_per_step == pytest.approx(2 * 3 / 4 * 2 * NUMEL, rel=1e-3)

@@ -14,7 +14,9 @@ import pytest
 
 from bench.core.rows import RowWriter
 from bench.core.schema import METRICS_BY_NAME
+from bench.core.units import format_bytes, format_seconds
 from bench.extensions.predict.calibration import VERSION
+from bench.extensions.predict.columns import COLUMNS
 from tests.extensions.predict.calibrations import calibration, written
 from tests.testing.invoke import execute, invoke, start
 
@@ -54,7 +56,7 @@ def test_calibrated_parts_predict_the_bytes_that_are_sent(tmp_path: Path) -> Non
     told = json.loads(answer.out)
     numel = sum(sum(bucket["numels"]) for bucket in parts["buckets"])
     assert told["payload_bytes_per_step"] == pytest.approx(2 * 2 / 3 * 4 * numel, rel=1e-4)
-    assert set(told) - {"notes", "bound_by", *DENSE} <= set(METRICS_BY_NAME)
+    assert set(told) - {"notes", "bound_by"} <= DECLARED
     assert told["step_time_s"] > told["payload_bytes_per_step"] * 8 / 10e6
 
 
@@ -84,7 +86,7 @@ def test_a_calibration_that_was_interrupted_goes_on_and_one_in_a_hurry_says_so(t
     assert f"The calibration had little time: {cut[0]}" in invoke("predict", "--calibration", str(out)).out
 
 
-DENSE = ("dense_collective", "dense_step_time_s")
+DECLARED = {*METRICS_BY_NAME, *(column.name for column in COLUMNS)}
 CELL = ["--bandwidth-trace", "examples/cell.trace"]
 PLAIN = ["--compressor", "none"]
 LOSSES = ["--losses", "every=2h,restart=60s,checkpoint=100"]
@@ -97,7 +99,7 @@ def test_a_trace_is_followed_and_its_slowest_and_fastest_tenths_are_named(tmp_pa
     assert answer.code == 0, answer.error
     told = json.loads(answer.out)
     windows = [told.pop(f"{word}_window") for word in ("fastest", "slowest")]
-    assert set(told) - {"notes", "bound_by", *DENSE} <= set(METRICS_BY_NAME)
+    assert set(told) - {"notes", "bound_by"} <= DECLARED
     assert told["link_trace"].startswith("cell.trace (")
     assert windows[0]["step_time_s"] < told["step_time_s"] < windows[1]["step_time_s"]
     said = invoke(*asked).out
@@ -170,20 +172,44 @@ def test_without_a_compressor_all_are_ranked(tmp_path: Path) -> None:
     assert [row["step_time_s"] for row in ranking] == sorted(row["step_time_s"] for row in ranking)
     for row in ranking:
         alone = json.loads(invoke(*asked, "--compressor", row["compressor"], "--json").out)
-        assert (row["collective"], row["step_time_s"]) == (alone["collective"], alone["step_time_s"])
+        assert all(row[name] == alone[name] for name in row.keys() & alone.keys())
+        assert set(row) - {"bound_by"} <= DECLARED
     dense = next(row for row in ranking if row["compressor"] == "bf16")
     assert dense["times_as_fast"] == 1
+    topk = next(row for row in ranking if row["compressor"] == "topk")
+    first_s, first_nbytes = topk["first_epoch_step_time_s"], topk["first_epoch_payload_bytes_per_step"]
+    assert first_nbytes == pytest.approx(20 * topk["payload_bytes_per_step"], rel=0.02)
+    assert first_s > topk["step_time_s"]
+    assert (dense["denser_epochs"], dense["first_epoch_step_time_s"]) == (0, None)
     lines = invoke(*asked).out.splitlines()
-    assert lines[0] == "4 ranks, at 10 Mbit/s"
-    assert max(map(len, lines[1:6])) <= 80
+    assert lines[:2] == ["small_cnn on digits, 250,000 parameters", "4 ranks, at 10 Mbit/s"]
+    assert max(map(len, lines[2:7])) <= 80
+    (line,) = (line for line in lines if line.startswith(" topk "))
+    assert line.rstrip().endswith(f"{format_seconds(first_s)}, {format_bytes(first_nbytes)}")
+    assert any(line.startswith("first epoch: ") and "topk:warmup_epochs=0" in line for line in lines)
+    assert lines[-1].startswith("Accuracy is not predicted: bench decide measures it")
     native = json.loads(invoke(*asked, "--collective", "native", "--json").out)
     assert {row["compressor"] for row in native["ranking"]} == {"none", "bf16"}
     assert any("topk is left out: " in note and "native adds tensors" in note for note in native["notes"])
 
 
+def test_methods_within_the_error_of_predictions_are_one_group(tmp_path: Path) -> None:
+    asked = ["predict", "--calibration", written(tmp_path), "--hosts", "4", "--bandwidth"]
+    assert "ot told apart" not in invoke(*asked, "10mbit").out
+    out = invoke(*asked, "60mbit").out
+    table = out[out.index(" not told apart:") : out.index("Not told apart:")]
+    ranking = json.loads(invoke(*asked, "60mbit", "--json").out)["ranking"]
+    close = [row["compressor"] for row in ranking if not row["told_apart"]]
+    assert [row["step_time_s"] <= 1.1 * ranking[0]["step_time_s"] for row in ranking] == [True, True, False]
+    assert [words[0] for line in table.splitlines() if (words := line.split())] == [
+        "not", *close, "slower:", ranking[-1]["compressor"]
+    ]  # fmt: skip
+    assert f"Not told apart: {close[0]} and {close[1]} differ by less than such predictions may be wrong (10%)" in out
+
+
 def test_a_latency_that_is_not_given_is_said_to_be_taken_as_0(tmp_path: Path) -> None:
     path = written(tmp_path)
-    said = "Latency is taken as 0, because none is given; add --latency"
+    said = "The one-way delay is taken as 0, because none is given; add --latency"
     for asked in ([], [*PLAIN], [*PLAIN, "--sweep", "bandwidth=1mbit..10mbit"], ["--sweep", "bandwidth=1mbit..10mbit"]):
         assert said in invoke("predict", "--calibration", path, *asked).out
     for given in (["--latency", "0ms"], ["--latency", "1ms"], ["--network", "adsl"]):
@@ -210,7 +236,7 @@ def test_people_read_how_fast_a_server_is_asked_and_how_stale_it_answers(tmp_pat
                  "times as many samples as with dense bf16"):  # fmt: skip
         assert text in shown
     told = json.loads(invoke(*asked, "--json").out)
-    assert set(told) - {"notes", "bound_by", "updates_per_s", "step_times_s", *DENSE} <= set(METRICS_BY_NAME)
+    assert set(told) - {"notes", "bound_by", "updates_per_s", "step_times_s"} <= DECLARED
     assert (told["strategy"], told["straggler"]) == ("async_server:staleness=2", "rank=1,slowdown=3")
     assert told["staleness_max"] == 2
     assert len(told["step_times_s"]) == 4
@@ -255,7 +281,7 @@ def test_predictions_are_drawn_beside_what_was_measured(tmp_path: Path) -> None:
 def test_more_ranks_than_a_job_of_this_tool_can_have_are_predicted(tmp_path: Path) -> None:
     pair = ["--compressor", "none", "--collective", "tree"]
     answer = invoke("predict", "--calibration", written(tmp_path), "--hosts", "5000", *pair)
-    assert (answer.code, answer.out.splitlines()[0]) == (0, "none on tree, 5000 ranks, on links without a limit")
+    assert (answer.code, answer.out.splitlines()[1]) == (0, "none on tree, 5000 ranks, on links without a limit")
 
 
 @pytest.mark.parametrize(
@@ -272,8 +298,8 @@ def test_more_ranks_than_can_be_simulated_are_refused_at_once(tmp_path: Path, as
 
 def test_what_is_said_first_tells_one_question_from_another(tmp_path: Path) -> None:
     asked = ["--hosts", "4", "--bandwidth", "10mbit", "--latency", "5ms", "--straggler", "rank=1,slowdown=3"]
-    first = invoke("predict", "--calibration", written(tmp_path), "--compressor", "topk", *asked).out.splitlines()[0]
-    assert first == "topk on allgather, 4 ranks, at 10 Mbit/s, latency 5 ms, a straggler (rank=1,slowdown=3)"
+    first = invoke("predict", "--calibration", written(tmp_path), "--compressor", "topk", *asked).out.splitlines()[1]
+    assert first == "topk on allgather, 4 ranks, at 10 Mbit/s, one-way delay 5 ms, a straggler (rank=1,slowdown=3)"
 
 
 def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
@@ -380,6 +406,7 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
         (["--batch-size", "64"], "was measured with batch_size 32, not with 64"),
         (["--model", "resnet20", "--step-time", "9ms"], "leave out --calibration"),
         (["--step-time", "soon"], "'soon' is not a duration"),
+        (["--classes", "100"], "--classes is for a rough estimate with --step-time"),
         (["--losses", "every=6h"], "--losses every=6h is not possible; write every=6h,restart=30s,checkpoint=100"),
         (["--losses", "every=6h,restart=soon,checkpoint=9"], "'soon' is not a duration"),
         (["--losses", "every=0s,restart=1s,checkpoint=9"], "give a mean time above 0 after every="),

@@ -89,7 +89,7 @@ def test_buckets_are_those_of_ddp_and_moments_are_in_order(recorded: tuple[Path,
         ]
         assert (len(found["steps"]), found["samples"], found["optimizer"]) == (STEPS, 8, "sgd")
         for step in found["steps"]:
-            assert len(step["ready"]) == len(numels)
+            assert (len(step["ready"]), step["micro_steps"]) == (len(numels), 2)
             parts = [step["updated_before"], step["forward"], step["backward"], *step["ready"], step["exchanged"]]
             for moments in zip(*parts, step["updated"], strict=True):  # wall-clock time, then CPU time
                 assert list(moments) == sorted(moments)
@@ -115,6 +115,9 @@ def test_a_profile_predicts_and_ranks(recorded: tuple[Path, list[Any]], tmp_path
     path = tmp_path / "profile.json"
     found.write(path)
     assert Profile.read(path) == found
+    assert (found.micro_steps, set(found.first_epoch)) == (2, {"topk"})
+    for first, later in zip(found.first_epoch["topk"], found.encoded["topk"], strict=True):
+        assert first.offers[0].nbytes > 2 * later.offers[0].nbytes
     assert found.batch_s + found.forward_s + found.backward_s + found.update_s > 0
     asked = ["predict", "--from-profile", str(path), "--hosts", "4", "--latency", "0ms"]
     told = json.loads(invoke(*asked, "--bandwidth", "1mbit", "--json").out)
@@ -125,11 +128,14 @@ def test_a_profile_predicts_and_ranks(recorded: tuple[Path, list[Any]], tmp_path
     assert sent_s < told["step_as_it_is_s"] < 1.2 * sent_s + found.step_s
     assert any(note.startswith(f"From a profile of {found.script} on 3 ranks") for note in told["notes"])
     said = invoke(*asked, "--bandwidth", "1mbit").out
+    assert said.startswith("train.py, 2 micro-steps in a step, 7,330 parameters\n")
+    assert "topk:warmup_epochs=0, or do not call hook.set_epoch in your script" in said
     assert "train.py as it is, without compression: a step of" in said
     one = invoke(*asked, "--bandwidth", "1mbit", "--compressor", "topk").out
     assert "a step of train.py without changes takes" in one
     curve = invoke(*asked, "--compressor", "topk", "--sweep", "bandwidth=1mbit..10gbit")
     assert "compression pays" in curve.out
+    assert "first epoch" in curve.out
     missing = invoke(*asked, "--compressor", "qsgd")
     assert missing.error.startswith("qsgd is not in the profile, which holds none, bf16, topk")
     assert missing.error.endswith("name it in bench profile --compressors")
@@ -202,7 +208,8 @@ def test_files_and_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert "is not a profile: script: Field required" in invoke("predict", "--from-profile", other).error
     absent = invoke("predict", "--from-profile", str(tmp_path / "none.json"))
     assert "make one with bench profile" in absent.error
-    for option in (("--model", "resnet20"), ("--calibration", other), ("--step-time", "1s"), ("--strategy", "local")):
+    flags = ["--model", "resnet20"], ["--calibration", other], ["--step-time", "1s"], ["--classes", "5"]
+    for option in (*flags, ["--strategy", "local"]):
         answer = invoke("predict", "--from-profile", other, *option)
         assert (answer.code, answer.error.endswith(f"leave out {option[0]}")) == (2, True)
     assert invoke("profile", str(tmp_path / "absent.py")).error.startswith(f"there is no script {tmp_path}/absent.py")
@@ -217,7 +224,8 @@ def test_a_script_is_recorded_and_ended_or_its_error_is_shown(tmp_path: Path) ->
     answer = execute(*asked, "1000000")
     assert answer.code == 0, answer.error
     assert "recorded 3 steps and ended" in answer.error
-    assert "buckets ready" in answer.out
+    assert "train.py: a step of 2 ranks on this machine takes" in answer.out
+    assert "s, in 2 micro-steps\n  batch" in answer.out
     assert (Profile.read(out).world_size, Profile.read(out).arguments) == (2, ("1000000",))
     answer = execute(*asked, "1", "the script's own words")
     assert answer.code == 3

@@ -22,6 +22,9 @@ def test_the_first_sentence_says_that_accuracy_was_not_measured(tmp_path: Path) 
     told = json.loads(invoke(*asked, "--method", "topk@allgather", "--method", "none@ring", "--json").out)
     bf16, topk, none = told["methods"]
     assert (topk["verdict"], none["verdict"], told["accuracy"]) == ("faster", "slower", None)
+    assert topk["first_epoch_payload_bytes_per_step"] > 10 * topk["payload_bytes_per_step"]
+    assert (bf16["first_epoch_step_time_s"], topk["first_epoch_step_time_s"] > topk["step_time_s"]) == (None, True)
+    assert "first epoch: a step at the start of the density warm-up" in answer.out
     assert topk["factor"] == pytest.approx(bf16["step_time_s"] / topk["step_time_s"])
     assert none["step_time_s"] > 2 * NUMEL * 4 * 8 / 10e6
     assert told["step_as_it_is_s"] == pytest.approx(none["step_time_s"], rel=0.2)
