@@ -115,6 +115,18 @@ def train(
         return execute_all(configs, out, server, quiet=quiet)
 
 
+def repeat(path: Path) -> RunSet:
+    """Execute the run in a folder again, with the same configuration, in a new folder beside it.
+
+    Raises:
+        UsageError: the folder's configuration is of another version, or not possible on this machine.
+    """
+    config = RunConfig.from_json(RunFolder(path).config)
+    with ForkServer(TRAIN) as server:
+        make_each_ready([config], server)
+        return execute_all([config], path.resolve().parent, server)
+
+
 def _refusals(
     given: Collection[str], beside: dict[str, bool], residuals: str | None, *, is_resumed: bool
 ) -> list[Refusal]:

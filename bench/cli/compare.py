@@ -14,7 +14,7 @@ from bench.core.config.run import OUTPUT
 from bench.core.errors import NothingToCompare, Regression, UsageError
 from bench.core.files import writing
 from bench.core.run_folder import RUNS_FOLDER
-from bench.report import gates, groups, store, tables, verdict
+from bench.report import artifacts, gates, groups, store, tables, verdict
 from bench.report.columns import ALL
 from bench.report.comparison import Comparison
 from bench.report.comparison_table import answer_table, comparison_table
@@ -24,6 +24,8 @@ EXAMPLES = """[bold]Examples[/bold]
   bench compare
 
   bench compare results/runs/2026*-demo-* --baseline none --where dataset=digits
+
+  bench compare results/runs/demo-20261129T150000
 
   bench compare old.csv results/runs --by git_sha --metric step_time_s --columns step
 
@@ -91,7 +93,7 @@ def compare(
         ),
     ] = None,
 ) -> None:
-    """Compare runs with a baseline, and print one row per configuration.
+    """Compare runs with a baseline, and print one row per configuration; of a decision, print its table again.
 
     A factor above 1x means that the row is better than the baseline. Brackets hold 95% confidence intervals over seeds.
 
@@ -105,7 +107,18 @@ def compare(
     further = [path for path in paths or [] if fail_on and gates.FORM.fullmatch(str(path))]
     limits = [gates.Gate.parse(text) for text in texts([*(fail_on or []), *further])]
     extra = options.extra
-    rows, compared = options.compared([path for path in paths or [] if path not in further] or [RUNS_FOLDER])
+    inputs = [path for path in paths or [] if path not in further] or [RUNS_FOLDER]
+    unused = {
+        each.flag_name: value
+        for each in options.options()
+        if (value := getattr(options, each.name)) != getattr(CompareConfig(), each.name)
+    }
+    if shown := artifacts.to_show(inputs, unused | {"--fail-on": fail_on, "--reference": reference}):
+        views, path = shown
+        table = views.table(path)
+        _put(table, None, [], chosen, out)
+        return
+    rows, compared = options.compared(inputs)
     judged = gates.check(compared, limits)
     if reference is not None:
         sides = (rows, store.read([reference], warn=warn))
@@ -115,6 +128,20 @@ def compare(
     cautions = [] if allow_other_machine else list(verdict.cautions(compared))
     build = answer_table if chosen == "rich" and ALL not in options.extra_columns else comparison_table
     table, warnings = build(compared, extra=extra, cautions=cautions), [*verdict.caveats(compared), *judged.undecided]
+    _put(table, compared, warnings, chosen, out)
+    sys.stdout.flush()  # so that the warnings on stderr come after the table
+    # The warnings go to stderr; JSON and Markdown also contain them.
+    for sentence in [*warnings, *([] if chosen != "csv" else table.cautions)]:
+        warn(sentence)
+    if judged.crossed:
+        raise Regression("; ".join(judged.crossed))
+    if judged.unmeasured:
+        raise NothingToCompare("; ".join(judged.unmeasured))
+
+
+def _put(
+    table: tables.Table, compared: Comparison | None, warnings: list[str], chosen: Format, out: Path | None
+) -> None:
     if out:
         if out.is_fifo():
             raise UsageError(
@@ -127,19 +154,12 @@ def compare(
         tables.print_rich(table, stdout_console())
     else:
         typer.echo(_text(table, compared, warnings, chosen), nl=False)
-    sys.stdout.flush()  # so that the warnings on stderr come after the table
-    # The warnings go to stderr; JSON and Markdown also contain them.
-    for sentence in [*warnings, *([] if chosen != "csv" else table.cautions)]:
-        warn(sentence)
-    if judged.crossed:
-        raise Regression("; ".join(judged.crossed))
-    if judged.unmeasured:
-        raise NothingToCompare("; ".join(judged.unmeasured))
 
 
-def _text(table: tables.Table, compared: Comparison, warnings: list[str], chosen: Format) -> str:
+def _text(table: tables.Table, compared: Comparison | None, warnings: list[str], chosen: Format) -> str:
     if chosen == "json":
-        return tables.to_json(table, **described(table, compared, warnings))
+        more = {"answer": table.answer} if compared is None else described(table, compared, warnings)
+        return tables.to_json(table, **more)
     if chosen == "markdown":
         return "\n".join([tables.to_markdown(table), *(f"- warning: {sentence}" for sentence in warnings), ""])
     return {"csv": tables.to_csv, "latex": tables.to_latex, "rich": tables.to_text}[chosen](table)

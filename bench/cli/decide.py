@@ -1,7 +1,6 @@
 """`bench decide`, which answers whether compression makes training finish sooner on a link, without losing accuracy."""
 
 import dataclasses
-import math
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,11 +15,13 @@ from bench.core.config.run import OUTPUT, RunConfig
 from bench.core.errors import UsageError
 from bench.core.units import format_bytes, format_rate, format_seconds
 from bench.deciding import speed
-from bench.deciding.answer import Answer, factor_of
+from bench.deciding.answer import Answer
 from bench.deciding.api import BASELINE, NOT_TAKEN, NOTHING_TO_COMPARE
 from bench.deciding.api import decide as ask
+from bench.deciding.folder import REPORT
 from bench.deciding.study import DecideConfig, parse_method
-from bench.report.columns import NOTHING, format_points
+from bench.deciding.tables import decision_table
+from bench.report.columns import NOTHING
 
 METHODS = "What to compare"
 OPEN = 4
@@ -123,7 +124,7 @@ def decide(
             print_json(answer.to_dict())
         else:
             _print_answer(answer)
-            print(f"The runs, step times and the decision are in {answer.folder}", file=sys.stderr)
+            print(f"The report is {answer.folder / REPORT}; all measurements are beside it", file=sys.stderr)
         for sentence in answer.warnings:
             warn(sentence)
         verdicts = [each.verdict for each in answer.decisions]
@@ -132,30 +133,12 @@ def decide(
 
 
 def _print_answer(answer: Answer) -> None:
-    decisions = {each.method: each for each in answer.decisions}
-    baseline, quality = answer.baseline.method, answer.baseline.quality
-    rows = []
-    for evidence in answer.evidence:
-        reached = [each.seconds for each in evidence.times if each.reached]
-        time = format_seconds(sum(reached) / len(reached)) if reached else NOTHING
-        cells = [NOTHING, "baseline", NOTHING]
-        if decision := decisions.get(evidence.method):
-            change = decision.accuracy and f"{format_points(decision.accuracy.value)} {decision.accuracy_verdict}"
-            cells = [factor_of(decision), decision.verdict, change or NOTHING]
-        rows.append([evidence.method, f"{len(reached)}/{len(evidence.times)}", time, *cells])
-    origin = "whole runs on the link" if answer.baseline.step_times is None else "measured step times"
-    notes = [
-        f"to target: mean over seeds that reached it, from {origin}",
-        f"{quality.noun}: change from {baseline} in {quality.unit}",
-    ]
-    if answer.faster_up_to:
-        above = f">{format_rate(max(answer.rates_tried))}"
-        limits = {name: above if rate == math.inf else format_rate(rate) for name, rate in answer.faster_up_to.items()}
-        notes.append(f"faster up to: {', '.join(sorted(map(' '.join, limits.items())))}")
-    print(*answer.sentences, sep="\n")
-    headings = ["reached", "to target", f"sooner than {baseline}", "verdict", quality.noun]
-    stdout_console().print(table_of(("method",), headings, rows))
-    print(*notes, sep="\n")
+    table = decision_table(answer)
+    name, *headings = (column.heading for column in table.columns)
+    rows = [[cell.text for cell in row] for row in table.rows]
+    print(*table.answer, sep="\n")
+    stdout_console().print(table_of((name,), headings, rows))
+    print(*table.notes, sep="\n")
 
 
 def _print_speeds(predicted: speed.PredictedSteps, *, as_json: bool) -> list[str]:

@@ -24,6 +24,7 @@ from bench.core.run_folder import RUNS_FOLDER, RunFolder, read_json
 from bench.launch.recipes import names, recipe
 from bench.launch.run import last_step
 from bench.launch.sweep_file import run_arguments
+from bench.report import artifacts
 from collectives.options import Options, did_you_mean, incompatibility, options_of
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ RUNS = "runs"
 SHOWN = {kind.name: kind.meaning for kind in registry.KINDS.values()} | {
     PAIRS: "Which compressors work with which collectives",
     RECIPES: "Published options to start from, for --recipe",
-    RUNS: "Which runs exist, and which of them can be resumed",
+    RUNS: "Runs, decisions and profiles of a folder, newest first, with the commands that made them",
 }
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -47,7 +48,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench list recipes
 
-  bench list runs --out results/runs"""
+  bench list runs results/runs"""
 
 
 def list_components(
@@ -59,6 +60,10 @@ def list_components(
             show_default=False,
         ),
     ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="Folder of runs, for `bench list runs`.", show_default="results/runs", metavar="[FOLDER]"),
+    ] = None,
     long: Annotated[
         bool,
         typer.Option(
@@ -69,17 +74,14 @@ def list_components(
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of runs, for `bench list runs`.", show_default="results/runs")
-    ] = None,
 ) -> None:
-    """Show components, their options, which compressors work with which collectives, and runs that can be resumed."""
+    """Show components, their options, which compressors work with which collectives, and what was run."""
     if kind is not None and kind not in SHOWN:
         raise UsageError(f"there is no kind '{kind}'{did_you_mean(kind, SHOWN)}; choose one of {', '.join(SHOWN)}")
-    if out is not None and kind != RUNS:
-        raise UsageError(f"--out is the folder of runs for `bench list {RUNS}`; write bench list {RUNS} --out {out}")
+    if folder is not None and kind != RUNS:
+        raise UsageError(f"only `bench list {RUNS}` takes a folder; write bench list {RUNS} {folder}")
     if kind == RUNS:
-        _list_runs(out or RUNS_FOLDER, as_json=as_json)
+        _list_runs(folder or RUNS_FOLDER, as_json=as_json)
     elif kind == PAIRS:
         _list_pairs(long=long, as_json=as_json)
     elif kind == RECIPES:
@@ -256,30 +258,44 @@ def _list_recipes(*, long: bool, as_json: bool) -> None:
             print(f"  {shlex.join(run_arguments(each.options))}")
 
 
-# Runs.
+# Runs, and what other commands wrote.
 
 
-def _list_runs(out: Path, *, as_json: bool) -> None:  # oldest first
-    folders = [RunFolder(config.parent) for config in sorted(out.glob("*/config.json"))]
-    if not folders:
-        raise NothingToCompare(f"there is no run in {out}; `bench run` makes one, and --out names another folder")
-    runs = [_state(folder) for folder in folders]
+def _list_runs(out: Path, *, as_json: bool) -> None:  # newest first
+    found = [(config.parent, _state(RunFolder(config.parent))) for config in out.glob("*/config.json")]
+    for kind, each in artifacts.artifacts_in(out):
+        state = {"run": each.path.name, "kind": kind.name, "status": each.status, "step": None, "resumable": None}
+        found.append((each.path, state | {"command": each.command}))
+    if not found:
+        raise NothingToCompare(f"there is no run in {out}; `bench run` makes one, and you can name another folder")
+    runs = [state for _, state in sorted(found, key=lambda each: each[0].stat().st_mtime, reverse=True)]
     if as_json:
         print_json({"runs": runs})
         return
-    rows = [["" if value is None else str(value) for value in run.values()] for run in runs]
-    stdout_console().print(table_of(("run", "status"), ("step", "resumes from"), rows))
+    rows = []
+    for run in runs:
+        name, *others, command = ("" if value is None else str(value) for value in run.values())
+        rows.append(["\n  ".join(filter(None, [name, command])), *others])
+    console = stdout_console()
+    console.print(table_of(("run, and the command that made it", "kind", "status"), ("step", "resumes from"), rows))
+    where = escape(str(out))
+    console.print(f"[dim]bench run --again {where}/RUN repeats one of them[/dim]")
     if any(run["resumable"] is not None for run in runs):
-        stdout_console().print(f"[dim]bench run --resume {escape(str(out))}/RUN resumes one of them[/dim]")
+        console.print(f"[dim]bench run --resume {where}/RUN resumes one of them[/dim]")
 
 
 def _state(folder: RunFolder) -> dict[str, Any]:
     # The status is `running` while a run runs, and `killed` if the run ended without writing a status.
+    from bench.report.page import environments  # takes 20 ms, so only if it is needed
+
+    _, commands, _ = environments([folder.environment])
     with locked(folder.path) as is_left:
         summary = (read_json(folder.status) or {}) if is_left else {"status": "running"}
         return {
             "run": folder.run_id,
+            "kind": "run",
             "status": summary.get("status", "killed"),
             "step": summary.get("step"),
             "resumable": last_step(folder) if is_left else None,
+            "command": next(iter(commands), ""),
         }

@@ -12,7 +12,7 @@ from bench.cli.options import complete_from
 from bench.core.errors import UsageError
 from bench.core.files import make_folder
 from bench.core.run_folder import PLOTS_FOLDER, RUNS_FOLDER
-from bench.report import store
+from bench.report import artifacts, store
 from bench.report.plots.kinds import file_kinds, kinds
 from bench.report.plots.results import NotDrawable, Results
 from bench.report.plots.style import SUFFIXES, Picture, save
@@ -23,6 +23,8 @@ EXAMPLES = """[bold]Examples[/bold]
   bench plot all
 
   bench plot accuracy-time 'results/runs/2026*' --out curves.pdf
+
+  bench plot results/runs/demo-20261129T150000 --out pictures
 
   bench plot bandwidth sweep/ --baseline bf16 --out break_even.png
 
@@ -56,19 +58,28 @@ def plot(
         Literal["png", "svg", "pdf"], typer.Option("--format", help="Format of the files in a folder.")
     ] = "svg",
 ) -> None:
-    """Draw one KIND of picture of runs, or `all` kinds that can be drawn from the rows."""
+    """Draw one KIND of picture of runs or of a decision, or `all` kinds; `bench plot FOLDER` draws all kinds, too."""
     is_file = out.suffix.lower() in SUFFIXES
-    if kind in file_kinds():
+    if kind not in (ALL, *_SHOWN) and Path(kind).exists():
+        kind, paths = ALL, [Path(kind), *(paths or [])]
+    shown = artifacts.to_show(paths or [RUNS_FOLDER], {"--baseline": baseline}) if kind not in file_kinds() else None
+    if is_file and kind == ALL:
+        raise UsageError(f"--out {out} is one file; give a folder for all kinds, or one kind")
+    if shown:
+        views, path = shown
+        pictures = views.pictures(path)
+        if kind not in (ALL, *pictures):
+            raise NotDrawable(f"{path} has no picture '{kind}'; choose {', '.join(pictures)} or {ALL}")
+        drawn: Iterable[tuple[str, Picture]] = [each for each in pictures.items() if kind in (ALL, each[0])]
+    elif kind in file_kinds():
         of_file = file_kinds()[kind]
         if baseline is not None or paths is None or len(paths) != 1:
             raise UsageError(f"{kind} draws one file that {of_file.made_by} wrote; write: bench plot {kind} FILE")
-        drawn: Iterable[tuple[str, Picture]] = [(kind, of_file.draw(paths[0]))]
+        drawn = [(kind, of_file.draw(paths[0]))]
     elif kind not in (ALL, *kinds()):
         raise UsageError(
             f"there is no picture '{kind}'{did_you_mean(kind, _SHOWN)}; choose {', '.join(_SHOWN)} or {ALL}"
         )
-    elif is_file and kind == ALL:
-        raise UsageError(f"--out {out} is one file; give a folder for all kinds, or one kind")
     else:
         paths = paths or [RUNS_FOLDER]
         rows, layers = store.read(paths, warn=warn), store.read_layers(paths, warn=warn)

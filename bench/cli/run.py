@@ -18,11 +18,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from bench.api.execution import RunSet, rows_of, train, warn_of_runs
+from bench.api.execution import RunSet, repeat, rows_of, train, warn_of_runs
 from bench.api.progress import print_notes
 from bench.cli.console import plain_table, print_json
 from bench.cli.options import AsJson, given_options, takes
 from bench.core.config.run import MEASUREMENT, OUTPUT, RunConfig
+from bench.core.errors import UsageError
 from bench.core.run_folder import RUNS_FOLDER, RunFolder
 from bench.core.units import format_bytes, format_seconds
 from bench.hosts.cluster import Cluster
@@ -32,6 +33,7 @@ from bench.launch.layer_plan import LayerPlan, plan_layers
 from bench.launch.run import Result
 from bench.launch.sweep_file import run_arguments
 from bench.launch.sweep_state import past_runs
+from bench.report import artifacts
 from bench.report.quality import quality_of, yardsticks
 from bench.report.store import grouped
 
@@ -46,6 +48,8 @@ EXAMPLES = """[bold]Examples[/bold]
   bench run --hosts 4 --bandwidth 100mbit --model resnet18 --dataset synthetic --batch-size 4 --steps 20
 
   bench run --model resnet18 --dataset cifar10 --world-size 4 --compressor topk:ratio=0.001 --dry-run
+
+  bench run --again results/runs/20261122T104059-...
 
 Components are written name:key=value,key=value; `bench list compressors --long` shows every option."""
 
@@ -72,6 +76,14 @@ def run(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    again: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Repeat this run, or what else `bench list runs` shows, with the same options and in a new folder.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
     resume_residuals: Annotated[
         Literal["sum", "drop"] | None,
         typer.Option(
@@ -87,6 +99,9 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train a model in several processes with a chosen compressor x collective x optimizer, and record everything."""
+    if again is not None:
+        _repeat(again, context, as_json=as_json)
+        return
     given = [name for name in given_options(context) if name in options.flag_values()]
     show = functools.partial(_print_plans, out, as_json=as_json) if dry_run else None
     runs = train(
@@ -99,6 +114,29 @@ def run(
         chosen = {name: getattr(options, name) for name in given}
         print(f"next: {shlex.join(_next_command(chosen, runs, out))}", file=sys.stderr)
     runs.raise_failures()
+
+
+def _repeat(path: Path, context: typer.Context, *, as_json: bool) -> None:
+    # Repeat a run here; repeat a decision, for example, by the command that its kind of artifact names.
+    is_run = RunFolder(path).config.is_file()
+    taken = ("again", "as_json") if is_run else ("again",)
+    flags = {each.name: each.opts[0] for each in context.command.params}
+    if others := [flags[name] for name in given_options(context) if name not in taken]:
+        raise UsageError(f"--again repeats {path} with its own options; leave out {', '.join(others)}")
+    if is_run:
+        runs = repeat(path)
+        _print_results(runs, as_json)
+        runs.raise_failures()
+        return
+    found = artifacts.at(path)
+    if found is None:
+        raise UsageError(f"there is nothing to repeat in {path}; bench list runs shows what can be repeated")
+    kind, _ = found
+    arguments = kind.again(path)
+    print(f"{shlex.join(['bench', *arguments])}", file=sys.stderr)
+    root = context.find_root()
+    if code := root.command.main(arguments, prog_name=root.info_name, standalone_mode=False):
+        raise typer.Exit(code)
 
 
 def _print_results(runs: RunSet, as_json: bool) -> None:

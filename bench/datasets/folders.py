@@ -20,7 +20,8 @@ UNREADABLE = "unreadable"
 # the same before and after a command has written.
 _RESULTS = (
     *(str(path) for path in (RUNS_FOLDER, PLOTS_FOLDER, REPORT)),
-    *("study.json", "step-times", "decision.csv", "decision.json", "decision.svg"),  # of `bench decide`
+    *("study.json", "step-times"),  # of `bench decide`, like the next line
+    *("decision.csv", "decision.json", "decision.svg", "decision.html"),
     *("tuned.toml", "calibration.json", "calibration.json.parts", "profile.json"),
 )
 _SHOWN = 3  # number of names that a note shows for each reason

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.core.files import writing
-from bench.core.run_folder import write_json
-from bench.core.units import format_seconds
+from bench.core.units import format_rate, format_seconds, parse_rate
 from bench.deciding.decision import Evidence, MethodDecision, best_of, log_ratios, seeds_in_words
 from bench.deciding.load import Load, is_busy
-from bench.deciding.study import RULE_OPTIONS, DecideConfig, Study
-from bench.report.columns import format_effect, format_factor, format_points
+from bench.deciding.study import LINK_OPTIONS, RULE_OPTIONS, DecideConfig, Study
+from bench.report.columns import format_effect, format_factor, format_number, format_points
 from bench.report.plots.style import (
+    BAND,
     PALETTE,
     Picture,
-    applied,
     new_figure,
-    save,
     whiskers,
     with_legend,
     wrapped,
@@ -33,7 +30,11 @@ if TYPE_CHECKING:
 
 # No composed time (steps x measured step time) is used if one differs from a whole run by more than this share.
 LARGEST_DEVIATION = 0.10
-_NAME_WIDTH = 40  # characters; longer names of methods would leave no room for the axes
+WIDTH_IN = 5.0  # of all pictures of a decision; so narrow that they can be read on a phone
+TITLE_WIDTH = 66  # characters in that width
+# If the ends of the axis differ by more than this factor, ticks have these first digits.
+_TICKS = ((100.0, (1.0,)), (10.0, (1.0, 2.0, 5.0)), (3.0, (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)))
+_NAME_WIDTH = 30  # characters; longer names of methods would leave no room for the axes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -235,49 +236,74 @@ class Answer:
             for each in evidence.times
         ]
 
-    def write(self) -> None:
-        """Write `decision.json`, `decision.csv` and `decision.svg` to the study's folder."""
-        import pandas as pd
+    @property
+    def question(self) -> str:
+        """The time that is compared, the training and its link, such as ``Time to 90 % accuracy, ...``."""
+        quality, (model, dataset) = self.baseline.quality, self.workload
+        noun = f" {quality.noun}" if quality.is_share else ""
+        return (
+            f"Time to {quality.in_words(self.target)}{noun} against {self.baseline.method}: "
+            f"{model} on {dataset}, {link_in_words(self.study.base)}"
+        )
 
-        write_json(self.folder / "decision.json", self.to_dict())
-        with writing(self.folder / "decision.csv"):
-            pd.DataFrame(self.rows()).to_csv(self.folder / "decision.csv", index=False, lineterminator="\n")
-        with applied():
-            save(self.picture(), self.folder / "decision.svg")
+    @property
+    def workload(self) -> tuple[str, str]:
+        """The model and the data set, without their options."""
+        run = self.baseline.trajectories[0].run
+        return tuple(run[name].partition(":")[0] for name in ("model", "dataset"))
 
     def picture(self) -> Picture:
         """Return a picture of each method's factor of time with its interval; each dot is one seed."""
-        from matplotlib.ticker import LogLocator  # takes long to import
+        from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator  # takes long to import
 
         names = [wrapped(f"{each.method}: {each.verdict}", _NAME_WIDTH) for each in self.decisions]
-        quality = self.baseline.quality
+        longest = max(len(line) for name in names for line in name.split("\n"))
+        title = wrapped(self.question, TITLE_WIDTH - longest)  # it begins right of the names
         figure, (axes,) = new_figure(
-            height=0.9 + sum(0.3 + 0.15 * (1 + name.count("\n")) for name in names),
-            title=f"Time to {quality.in_words(self.target)}{f' {quality.noun}' if quality.is_share else ''}",
+            height=0.9 + 0.15 * title.count("\n") + sum(0.3 + 0.15 * (1 + name.count("\n")) for name in names),
+            width=WIDTH_IN,
+            title=title,
         )
+        same = f"within {format_number(self.rule.same)}x: same time"
         handles: dict[str, Any] = {}
         for place, (evidence, decision) in enumerate(zip(self.evidence[1:], self.decisions, strict=True)):
             ratios = [math.exp(each) for each in log_ratios(self.baseline.times, evidence.times)]
-            handles["one seed"] = axes.scatter(ratios, [place] * len(ratios), color="0.6", s=14, zorder=2)
+            if len(ratios) != 1 or decision.factor is None:
+                handles["one seed"] = axes.scatter(ratios, [place] * len(ratios), color="0.6", s=14, zorder=2)
             if decision.factor is not None:
                 mean = (decision.factor.value, decision.factor.low, decision.factor.high)
-                handles["mean, with its interval"] = axes.errorbar(
+                is_bounded = decision.factor.low is not None
+                what = "mean, with its interval" if is_bounded else "mean" if len(ratios) > 1 else "one seed"
+                handles[what] = axes.errorbar(
                     mean[0],
                     place,
-                    xerr=whiskers([mean]),
+                    xerr=whiskers([mean]) if is_bounded else None,
                     fmt="o",
                     color=PALETTE[1 + place % (len(PALETTE) - 1)],
                     capsize=3,
                     zorder=3,
                 )
         axes.axvline(1.0, color="0.3", linewidth=0.8)
-        axes.axvspan(1 / self.rule.same, self.rule.same, color="0.9", zorder=0)
+        handles[same] = axes.axvspan(1 / self.rule.same, self.rule.same, color=BAND, zorder=0)
         axes.set(xscale="log", yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
-        axes.set_xlabel(f"speed-up over {self.baseline.method}, in time to the target")
+        axes.set_xlabel(wrapped(f"times sooner than {self.baseline.method} (below 1: later)", TITLE_WIDTH))
         low, high = axes.get_xlim()
-        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
+        steps = next((steps for factor, steps in _TICKS if high > factor * low), None)
+        axes.xaxis.set_major_locator(LogLocator(subs=steps) if steps else MaxNLocator(6))
+        axes.xaxis.set_minor_locator(NullLocator())
         write_ticks(axes, "x")
-        return with_legend(figure, handles, " ".join(self.sentences))
+        return with_legend(figure, handles, " ".join([f"{self.question}.", *self.sentences]))
+
+
+def link_in_words(base: Mapping[str, Any]) -> str:
+    """Return the link that the options of a study describe, such as ``2 hosts, 10 Mbit/s``."""
+    given = {name: value for name, value in base.items() if name in LINK_OPTIONS and value is not None}
+    hosts = given.pop("hosts", None)
+    parts = [f"{hosts} hosts"] if hosts else []
+    for name, value in given.items():
+        text = format_rate(parse_rate(value)) if name in ("bandwidth", "uplink", "downlink") else str(value)
+        parts.append(text if name == "bandwidth" else f"{name.replace('_', ' ')} {text}")
+    return ", ".join(parts) or "on this machine's loopback"
 
 
 def factor_of(decision: MethodDecision) -> str:

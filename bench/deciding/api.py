@@ -13,6 +13,8 @@ from bench.core.errors import Interrupted, UsageError
 from bench.core.run_folder import RUNS_FOLDER
 from bench.core.units import parse_duration
 from bench.deciding.answer import Answer
+from bench.deciding.folder import write
+from bench.deciding.page import page_of
 from bench.deciding.search import Search
 from bench.deciding.study import LINK_OPTIONS, RULE_OPTIONS, DecideConfig, Study, notes_of, parse_method, read_methods
 from bench.launch.jobs.failure import clear_away
@@ -65,6 +67,8 @@ def decide(
     given = by_option_name(options, decide)
     earlier = Path(source) if source is not None and Path(source).is_dir() else None
     study = _study(methods, baseline, source, earlier, rule, given)
+    if limits := {name: getattr(asked, name) for name in own if name not in RULE_OPTIONS}:
+        study = dataclasses.replace(study, limits=limits)
     study.check()
     folder = Path(out or earlier or RUNS_FOLDER / f"decide-{study.digest}")
     ends_at = time.monotonic() + parse_duration(asked.budget)
@@ -86,7 +90,7 @@ def decide(
             answer = search.run(range(study.first_seed, min(study.first_seed + asked.max_seeds, MAX_SEED + 1)))
         except Interrupted:
             raise Interrupted("stopped by the user; the same command continues") from None
-    answer.write()
+    write(answer, page_of(answer))
     return answer
 
 

@@ -106,12 +106,14 @@ class Study:
         methods: the options of each method, the baseline first.
         rule: the user's values for options of the rule (`RULE_OPTIONS`), by name; options not given are absent.
         first_seed: the first seed; the others follow it.
+        limits: the user's values for the other options of `DecideConfig`, by name, for a repetition of the study.
     """
 
     base: Settings
     methods: list[Settings]
     rule: dict[str, Any]
     first_seed: int = 1
+    limits: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def quality(self) -> Metric:

@@ -15,8 +15,8 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import RunFailed
 from bench.deciding.load import is_busy, mean_share
 from bench.launch.sweep_state import by_digest, past_runs
-from bench.report.quality import quality_of
-from bench.report.store import Run, collect_runs, interval_steps, read
+from bench.report.quality import Metric, quality_of
+from bench.report.store import Row, Run, collect_runs, interval_steps, read
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,11 @@ class Trajectory:
     accuracy: float | None
     train_time_s: float
     run: Run
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of the run's evaluations, one for each interval."""
+        return evaluations(self.run, quality_of([self.run.last_known]))
 
     @property
     def steps(self) -> Counter[float]:
@@ -76,6 +81,11 @@ def without_load(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     ]
 
 
+def evaluations(run: Run, quality: Metric) -> list[Row]:
+    """Return the rows of a run's evaluations, from which its trajectory is made."""
+    return [row for row in run.rows if row[quality.column] is not None and row["payload_bytes_per_step"] is not None]
+
+
 def trajectory_of(run: Run, target: float) -> Trajectory:
     """Return the trajectory of a finished or diverged run.
 
@@ -87,7 +97,7 @@ def trajectory_of(run: Run, target: float) -> Trajectory:
         RunFailed: the run made no evaluation.
     """
     quality = quality_of([run.last_known])
-    rows = [row for row in run.rows if row[quality.column] is not None and row["payload_bytes_per_step"] is not None]
+    rows = evaluations(run, quality)
     if not rows:
         reason = run["error"] or "the training ended before its first evaluation"
         raise RunFailed(f"{run.title}: {reason}; leave out this method, or lower its --lr")

@@ -20,8 +20,8 @@ from bench.report.groups import by_workload
 from bench.report.plots import style
 from bench.report.plots.kinds import FileKind, kinds
 from bench.report.plots.results import NotDrawable, Results
-from bench.report.quality import quality_of
-from bench.report.store import Row, collect_runs
+from bench.report.quality import Metric, quality_of
+from bench.report.store import Row, Run, collect_runs
 from bench.report.tables import Table, TableCell, TableColumn
 
 _FEW = 3  # from this many values on, a sentence shows only their range
@@ -40,6 +40,7 @@ class Section:
         shared: settings that all rows have in common, as text by name.
         tables: one comparison table per metric; the verdict is about the first table.
         caveats: sentences about everything that weakens the verdict.
+        figures: pictures of the verdict, shown below it, as in `Page`.
     """
 
     label: str
@@ -48,6 +49,7 @@ class Section:
     shared: dict[str, str]
     tables: Sequence[Table]
     caveats: Sequence[str]
+    figures: Sequence[tuple[str, str]] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,7 @@ class Page:
         machines: the machines and versions that the runs used, with the number of runs on each.
         versions: the versions of system, Python and packages; one text per environment.
         commands: the command lines that started the runs.
+        reading: sentences that explain how to read the verdicts.
     """
 
     question: str
@@ -75,6 +78,10 @@ class Page:
     machines: Table
     versions: Sequence[str]
     commands: Sequence[str]
+    reading: str = (
+        "Factors above 1x are better than the baseline; brackets are 95 % intervals over seeds. A row is called "
+        "faster, slower, higher or lower only where the difference is significant and of practical size."
+    )
 
 
 def page(
@@ -96,28 +103,40 @@ def page(
     """
     sections = _sections(results)
     figures, not_drawn = _figures(results, files)
-    versions, commands, unread = _environments(environment_files)
+    versions, commands, unread = environments(environment_files)
     models, datasets, links = (_values(results.rows, name) for name in ("model", "dataset", "uplink_bps"))
-    machines = collections.Counter(tuple(run[name] for name in _MACHINE) for run in collect_runs(results.rows))
-    over = f" over links of {links}" if links else ""
     return Page(
-        question=f"Will compressing gradients make the training of {models or 'the model'} on "
-        f"{datasets or 'the data'} finish sooner{over}, with no worse {results.quality.noun}?",
+        question=question(models, datasets, f"links of {links}" if links else "", results.quality),
         sections=sections,
         figures=figures,
         not_drawn=not_drawn,
         caveats=[sentence for section in sections for sentence in section.caveats]
         + [*results.left_out, *left_out, *unread],
-        machines=Table(
-            title="Machines and versions",
-            columns=[*(TableColumn(name, "left", int(name != "host")) for name in _MACHINE), TableColumn("runs")],
-            rows=[
-                [TableCell(text=text) for text in (*map(format_value, _MACHINE, values), str(num_runs))]
-                for values, num_runs in machines.items()
-            ],
-        ),
+        machines=machines_of(collect_runs(results.rows)),
         versions=versions,
         commands=commands,
+    )
+
+
+def question(models: str, datasets: str, links: str, quality: Metric) -> str:
+    """Return the question that a report answers; an empty text stands for something that is unknown."""
+    over = f" over {links}" if links else ""
+    return (
+        f"Will compressing gradients make the training of {models or 'the model'} on {datasets or 'the data'} finish "
+        f"sooner{over}, with no worse {quality.noun}?"
+    )
+
+
+def machines_of(runs: Sequence[Run]) -> Table:
+    """Return the table of the machines and versions that runs used."""
+    machines = collections.Counter(tuple(run[name] for name in _MACHINE) for run in runs)
+    return Table(
+        title="Machines and versions",
+        columns=[*(TableColumn(name, "left", int(name != "host")) for name in _MACHINE), TableColumn("runs")],
+        rows=[
+            [TableCell(text=text) for text in (*map(format_value, _MACHINE, values), str(num_runs))]
+            for values, num_runs in machines.items()
+        ],
     )
 
 
@@ -196,7 +215,7 @@ def _figures(results: Results, files: Sequence[tuple[FileKind, Path]]) -> tuple[
     return drawn, not_drawn
 
 
-def _environments(files: Sequence[Path]) -> tuple[list[str], list[str], list[str]]:
+def environments(files: Sequence[Path]) -> tuple[list[str], list[str], list[str]]:
     """Read ``environment.json`` files.
 
     Returns:
@@ -209,7 +228,9 @@ def _environments(files: Sequence[Path]) -> tuple[list[str], list[str], list[str
             found = json.loads(file.read_text(encoding="utf-8"))
             packages = [f"{name} {version}" for name, version in found["packages"].items()]
             version = ", ".join([found["system"], f"Python {found['python']}", *packages])
-            command = shlex.join(["bench", *found["command"][1:]])
+            program, *arguments = found["command"]
+            is_ours = Path(program).name in ("bench", "__main__.py")
+            command = shlex.join([*(["bench"] if is_ours else ["python", program]), *arguments])
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             unread.append(f"{file} is left out, because it is not an environment.json of bench: {error}")
         else:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 INK = "#1a1a1a"
 GREY = "#8c8c8c"
+BAND = "#d9d9d9"  # like the grid, so that a page in dark colours replaces both
 # Okabe and Ito's colours, the darkest first; yellow, which is faint on paper, comes last.
 PALETTE = ("#1a1a1a", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
 
@@ -83,12 +84,13 @@ def applied() -> contextlib.AbstractContextManager[None]:
 
 
 def new_figure(
-    *, height: float = 3.4, rows: int = 1, columns: int = 1, title: str = "", **more: Any
+    *, height: float = 3.4, width: float = _WIDTH_IN, rows: int = 1, columns: int = 1, title: str = "", **more: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure as wide as the text of a printed page, and its axes row by row.
+    """Return a figure and its axes row by row.
 
     Args:
         height: height in inches without the legend, which `with_legend` adds.
+        width: width in inches; by default that of the text of a printed page.
         rows: number of rows of axes.
         columns: number of columns of axes.
         title: the title, above the first axes.
@@ -96,7 +98,7 @@ def new_figure(
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(_WIDTH_IN, height))
+    figure = Figure(figsize=(width, height))
     panels = list(figure.subplots(rows, columns, squeeze=False, **more).flat)
     panels[0].set_title(title)
     return figure, panels
@@ -195,8 +197,9 @@ def with_legend(figure: Figure, entries: Mapping[str, Any], alt: str) -> Picture
         entries: for each text in the legend, the artist that it explains.
         alt: text for people who cannot see the picture.
     """
-    names = [wrapped(name, _WRAP) for name in entries]
-    columns = max(1, min(3, _WRAP // (max(map(len, names)) + 7)))
+    room = int(_WRAP * figure.get_figwidth() / _WIDTH_IN)
+    names = [wrapped(name, room) for name in entries]
+    columns = max(1, min(3, room // (max(map(len, names)) + 7)))
     figure.legend(list(entries.values()), names, loc="outside lower left", ncols=columns)
     lines = sum(name.count("\n") + 1 for name in names[::columns])
     figure.set_figheight(figure.get_figheight() + lines * _LEGEND_LINE_IN)

@@ -67,7 +67,7 @@ def test_files_hold_both_parts_of_a_composed_time() -> None:
     content = result.to_dict()
     assert content["decisions"][0]["high"] is None  # not known after two seeds
     assert json.loads(json.dumps(content, allow_nan=False)) == content
-    assert result.picture().alt == " ".join(result.sentences)
+    assert result.picture().alt.endswith(" ".join(result.sentences))
 
 
 def text_result(bits: float) -> Answer:
@@ -112,9 +112,24 @@ def test_files_are_in_bits_per_byte() -> None:
     assert not any("accuracy" in name for name in (*content, *content["decisions"][0]))
     assert json.loads(json.dumps(content, allow_nan=False)) == content
     assert result.rows()[0]["test_bits_per_byte"] == 2.0
-    axes = result.picture().figure.axes[0]
-    assert "Time to 2.1 bits per byte" in (axes.get_title(), axes.get_title(loc="left"))
+    with applied():
+        axes = result.picture().figure.axes[0]
+    assert axes.get_title(loc="left").startswith("Time to 2.1 bits per byte against bf16: ")
     assert result.methods["bits_per_byte_verdict"].tolist() == ["above"]
+
+
+def test_a_picture_of_one_seed_has_ticks_and_names_only_what_it_shows() -> None:
+    base = {"hosts": 2, "bandwidth": "10mbit", "latency": "5ms"}
+    study = Study(base=base, methods=[{"compressor": "bf16"}, {"compressor": "topk"}], rule={})
+    with applied():
+        figure = result_of([80], study=study).picture().figure
+        figure.draw_without_rendering()
+    (axes,) = figure.axes
+    low, high = axes.get_xlim()
+    assert sum(low <= tick <= high for tick in axes.get_xticks()) >= 3
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one seed", "within 1.03x: same time"]
+    title = axes.get_title(loc="left").replace("\n", " ")
+    assert title == "Time to 95 % accuracy against m: small_cnn on digits, 2 hosts, 10 Mbit/s, latency 5ms"
 
 
 def test_long_names_leave_room_for_the_picture() -> None:

@@ -1,0 +1,34 @@
+"""What `bench list runs` and `bench run --again` know of the files that `bench profile` writes."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from bench.core.errors import UsageError
+from bench.core.run_folder import read_json
+from bench.report.artifacts import Artifact, ArtifactKind
+
+_KEYS = {"script", "arguments", "world_size", "encoded", "step_s"}
+
+
+def _read(path: Path) -> Artifact | None:
+    content = read_json(path) if path.is_file() else None
+    if content is None or not content.keys() >= _KEYS:
+        return None
+    return Artifact(path=path, status="ok", command=shlex.join(["bench", *_arguments(path, content)]))
+
+
+def _again(path: Path) -> list[str]:
+    content = read_json(path) or {}
+    if not Path(content["script"]).is_file():
+        raise UsageError(f"{path} is a profile of {content['script']}, which does not exist here; go to its folder")
+    return _arguments(path, content)
+
+
+def _arguments(path: Path, content: dict[str, Any]) -> list[str]:  # the file does not hold the number of steps
+    options = {"--world-size": content["world_size"], "--compressors": ",".join(content["encoded"]), "--out": path}
+    given = [str(each) for option in options.items() for each in option]
+    return ["profile", *given, content["script"], *content["arguments"]]
+
+
+KIND = ArtifactKind(name="profile", marker="*.json", read=_read, again=_again)
