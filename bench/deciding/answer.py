@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.core.units import format_rate, format_seconds, parse_rate
-from bench.deciding.decision import Evidence, MethodDecision, best_of, log_ratios, seeds_in_words
+from bench.deciding.decision import Evidence, MethodDecision, best_of, decide, log_ratios, seeds_in_words
 from bench.deciding.load import Load, is_busy
 from bench.deciding.study import LINK_OPTIONS, RULE_OPTIONS, DecideConfig, Study
 from bench.report.columns import format_effect, format_factor, format_number, format_points
@@ -80,6 +80,21 @@ def failed_under_load(checks: Sequence[LinkCheck]) -> bool:
     """Return True if a check failed, and every check that failed did so on a busy machine."""
     failed = [check for check in checks if not check.is_passed]
     return bool(failed) and all(check.is_disturbed for check in failed)
+
+
+def judge(evidence: Sequence[Evidence], rule: DecideConfig, checks: Sequence[LinkCheck]) -> list[MethodDecision]:
+    """Return the decision about each method; if a check failed on a busy machine, all but missed targets are open.
+
+    Args:
+        evidence: the measurements of the baseline, then those of the methods.
+        rule: the rule of the decision.
+        checks: the whole runs that checked composed times.
+    """
+    baseline, *candidates = evidence
+    decisions = [decide(baseline, each, rule, len(candidates)) for each in candidates]
+    if not failed_under_load(checks):
+        return decisions
+    return [each if each.verdict == "missed" else dataclasses.replace(each, verdict="open") for each in decisions]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)

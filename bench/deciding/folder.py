@@ -8,13 +8,14 @@ from typing import Any
 from bench.core.errors import NothingToCompare
 from bench.core.files import writing
 from bench.core.run_folder import read_json, write_json
-from bench.deciding.answer import Answer, LinkCheck
+from bench.deciding.answer import Answer, LinkCheck, judge
 from bench.deciding.artifact import ANSWER, is_finished
-from bench.deciding.decision import Evidence, decide
+from bench.deciding.decision import Evidence
+from bench.deciding.load import Load
 from bench.deciding.search import TRAJECTORIES, WHOLE_RUNS
 from bench.deciding.step_times import LinkStepTimes
 from bench.deciding.study import DecideConfig, Study
-from bench.deciding.trajectory import Trajectory, trajectory_of
+from bench.deciding.trajectory import Trajectory, trajectory_of, without_load
 from bench.report.page import Page, to_html
 from bench.report.plots.style import applied, save
 from bench.report.store import collect_runs
@@ -69,15 +70,16 @@ def read(folder: Path) -> Answer:
     try:
         rule = DecideConfig(**content["rule"])
         target = content[study.quality.target_column]
-        evidence = [_evidence(each, folder, target) for each in measured["methods"]]
+        checks = [LinkCheck(**{k: v for k, v in each.items() if k != "deviation"}) for each in content["checks"]]
+        evidence = [_evidence(each, folder, target, study) for each in measured["methods"]]
         return Answer(
             folder=folder,
             study=study,
             target=target,
             rule=rule,
             evidence=evidence,
-            decisions=[decide(evidence[0], each, rule, len(evidence) - 1) for each in evidence[1:]],
-            checks=[LinkCheck(**{k: v for k, v in each.items() if k != "deviation"}) for each in content["checks"]],
+            decisions=judge(evidence, rule, checks),
+            checks=checks,
             faster_up_to={
                 method: math.inf if rate is None else rate for method, rate in content["faster_up_to_bps"].items()
             },
@@ -85,6 +87,8 @@ def read(folder: Path) -> Answer:
             stopped=content["stopped"],
             next_seed_s=measured["next_seed_s"],
             warnings=content["warnings"],
+            needs_idle_machine=content["needs_idle_machine"],
+            load=Load(**content["other_cpu_share"]),
         )
     except (LookupError, TypeError) as error:
         raise NothingToCompare(
@@ -93,7 +97,7 @@ def read(folder: Path) -> Answer:
         ) from None
 
 
-def _evidence(measured: dict[str, Any], folder: Path, target: float) -> Evidence:
+def _evidence(measured: dict[str, Any], folder: Path, target: float, study: Study) -> Evidence:
     def found(name: str) -> list[Trajectory]:
         places = (folder / TRAJECTORIES, folder / WHOLE_RUNS)
         paths = [path for each in measured[name] for place in places if (path := place / each).is_dir()]
@@ -101,10 +105,10 @@ def _evidence(measured: dict[str, Any], folder: Path, target: float) -> Evidence
             raise LookupError(f"{len(measured[name]) - len(paths)} runs of {measured['method']}")
         return [trajectory_of(run, target) for run in collect_runs(read_rows(paths) if paths else [])]
 
-    times = measured["step_times"]
+    times, trajectories = measured["step_times"], found("trajectories")
     return Evidence(
         method=measured["method"],
-        trajectories=found("trajectories"),
+        trajectories=trajectories if study.is_time_dependent else without_load(trajectories),
         step_times=LinkStepTimes(**times) if times else None,
         whole_runs=found("whole_runs"),
     )

@@ -15,7 +15,7 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import NothingToCompare
 from bench.core.run_folder import read_json, write_json
 from bench.core.units import format_seconds, parse_rate
-from bench.deciding.answer import Answer, LinkCheck, failed_under_load
+from bench.deciding.answer import Answer, LinkCheck, failed_under_load, judge
 from bench.deciding.decision import Evidence, MethodDecision, best_of, decide, log_ratios, seeds_in_words
 from bench.deciding.load import Load, busy, is_busy, mean_share, set_aside, share_now
 from bench.deciding.progress import state, time_left
@@ -103,15 +103,12 @@ class Search:
         if not is_disturbed and not all(check.is_passed for check in checks):
             self._whole = True
             stopped = self._add_seeds(seeds)
-        decisions = self._decisions()
+        evidence = [self._evidence(method) for method in self.methods]
+        decisions = judge(evidence, self._rule, checks)
         if is_disturbed:
             stopped = CHECK_DISTURBED
-            decisions = [
-                each if each.verdict == "missed" else dataclasses.replace(each, verdict="open") for each in decisions
-            ]
         is_open = any(each.verdict == "open" for each in decisions)
         needs_idle = is_open and stopped in (CHECK_DISTURBED, TIMES_DISTURBED, HALF_OVER)
-        evidence = [self._evidence(method) for method in self.methods]
         rates_tried, faster_up_to = self._rates(evidence, decisions)
         return Answer(
             folder=self.folder,

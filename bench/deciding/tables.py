@@ -8,6 +8,7 @@ from typing import Any
 from bench.core.units import format_bytes, format_rate, format_seconds
 from bench.deciding.answer import Answer, LinkCheck, factor_of
 from bench.deciding.decision import Evidence
+from bench.deciding.step_times import SAME_LEVEL
 from bench.report.columns import NOTHING, format_points, format_value
 from bench.report.tables import Table, TableCell, TableColumn, table_of
 
@@ -25,6 +26,10 @@ def decision_table(answer: Answer) -> Table:
         reached = [each.seconds for each in evidence.times if each.reached]
         mean = statistics.fmean(reached) if reached else None
         return TableCell(text=NOTHING if mean is None else format_seconds(mean), raw={"time_to_target_s": mean})
+
+    def first_epochs(evidence: Evidence) -> TableCell:
+        seconds = _denser_s(evidence)
+        return TableCell(text=format_seconds(seconds) if seconds else NOTHING, raw={"first_epochs_s": seconds})
 
     def reached(evidence: Evidence) -> TableCell:
         number, total = sum(each.reached for each in evidence.times), len(evidence.times)
@@ -55,6 +60,7 @@ def decision_table(answer: Answer) -> Table:
         (_NAME, lambda each: TableCell(text=each.method, raw={"method": each.method})),
         (TableColumn("reached"), reached),
         (TableColumn("to target"), time_to_target),
+        *([(TableColumn("first epochs"), first_epochs)] if any(map(_denser_s, answer.evidence)) else []),
         (TableColumn(f"sooner than {baseline}"), factor),
         (TableColumn("verdict"), verdict),
         (TableColumn(quality.noun), change),
@@ -64,12 +70,30 @@ def decision_table(answer: Answer) -> Table:
         f"to target: mean over seeds that reached it, from {origin}",
         f"{quality.noun}: change from {baseline} in {quality.unit}",
     ]
+    if any(map(_denser_s, answer.evidence)):
+        notes.append(
+            "first epochs: part of this time in which steps send more than at the end, such as a density warm-up; to "
+            "leave it out, write warmup_epochs=0: topk:ratio=0.01,warmup_epochs=0"
+        )
     if answer.faster_up_to:
         above = f">{format_rate(max(answer.rates_tried))}"
         limits = {name: above if rate == math.inf else format_rate(rate) for name, rate in answer.faster_up_to.items()}
         notes.append(f"faster up to: {', '.join(sorted(map(' '.join, limits.items())))}")
     texts = {"cautions": answer.warnings, "answer": answer.sentences, "title": answer.question, "notes": notes}
     return table_of(columns, answer.evidence, **texts)
+
+
+def _denser_s(evidence: Evidence) -> float:
+    """Return the mean seconds to the target in which steps send more than at the end; 0 if all were timed alike."""
+    if evidence.step_times is None or len(evidence.step_times.nbytes) < 2:
+        return 0.0
+    found = []
+    for each in evidence.trajectories:
+        last = each.intervals[: each.num_to_target][-1][2]
+        if each.num_to_target is not None:
+            denser = {nbytes: count for nbytes, count in each.steps.items() if nbytes > SAME_LEVEL * last}
+            found.append(evidence.step_times.training_s(denser) if denser else 0.0)
+    return statistics.fmean(found) if found else 0.0
 
 
 def check_table(answer: Answer) -> Table:
