@@ -15,11 +15,12 @@ from bench.api.progress import warn
 from bench.core.columns import to_cell
 from bench.core.config.configuration import Configuration, Flag
 from bench.core.config.run import OUTPUT
+from bench.core.errors import UsageError
 from bench.core.run_folder import RUNS_FOLDER
 from bench.core.schema import METRICS
 from bench.report import comparison, groups, store, verdict
 from bench.report.columns import ALL, COLUMNS_BY_NAME, find_numbers
-from bench.report.comparison_table import comparison_table, shared_settings
+from bench.report.comparison_table import answer_table, comparison_table, only_columns, shared_settings
 from bench.report.quality import quality_of
 from bench.report.statistics import SeedRule
 from bench.report.store import frame
@@ -123,9 +124,14 @@ class CompareConfig(Configuration):
         Texts,
         Doc(
             "also show these columns, separated by commas; step: the parts of a step's time; all: every column, with "
-            "intervals, as in the other formats"
+            "intervals, as in JSON"
         ),
         Flag(OUTPUT, name="--columns", metavar="COLUMNS", words=lambda: _meanings(comparable=True)),
+    ] = ()
+    only_columns: Annotated[
+        Texts,
+        Doc("show only these columns after the names, in this order: gain, verdict, ..., as they are called in JSON"),
+        Flag(OUTPUT, metavar="COLUMNS", chosen="those of the terminal", words=lambda: _meanings(comparable=True)),
     ] = ()
 
     @property
@@ -157,6 +163,26 @@ class CompareConfig(Configuration):
             sort=self.sort,
             rule=self.rule,
         )
+
+    def table(
+        self, compared: comparison.Comparison, *, cautions: Sequence[str] = (), is_complete: bool = False
+    ) -> Table:
+        """Return the table of a comparison with the chosen columns.
+
+        Args:
+            compared: the comparison.
+            cautions: warnings to show above the table.
+            is_complete: True for every column, False for those of the terminal, if the options choose none.
+
+        Raises:
+            UsageError: a column does not exist, or holds no numbers.
+        """
+        if self.only_columns:
+            if self.extra_columns:
+                raise UsageError("--columns adds columns and --only-columns chooses all of them; give one of the two")
+            return only_columns(compared, self.only_columns, cautions=cautions)
+        build = comparison_table if is_complete or ALL in self.extra_columns else answer_table
+        return build(compared, extra=self.extra, cautions=cautions)
 
 
 def load(paths: str | Path | Sequence[str | Path] = RUNS_FOLDER, *, keep_going: bool = False) -> pd.DataFrame:
@@ -190,7 +216,7 @@ def compare(
             times may be a list, `target` may be a number, and `where` a dictionary: ``{"dataset": "digits"}``.
 
     Returns:
-        One row per configuration, the baseline first, with the columns of ``bench compare --format csv``. ``gain`` is
+        One row per configuration, the baseline first, with the columns of ``bench compare --json``. ``gain`` is
         the factor by which the row is better than the baseline in the metric (above 1: better); ``gain_low`` and
         ``gain_high`` are its 95 % interval; ``verdict`` is the conclusion that the seeds allow. ``accuracy_difference``
         is a share; for a text, ``bits_per_byte_difference`` is relative to the baseline. ``attrs`` of the table holds
@@ -203,7 +229,7 @@ def compare(
     config = CompareConfig(**by_option_name(options, compare, keywords_of(CompareConfig)))
     _, compared = config.compared(_listed(paths))
     cautions, caveats = list(verdict.cautions(compared)), list(verdict.caveats(compared))
-    table = comparison_table(compared, extra=config.extra, cautions=cautions)
+    table = config.table(compared, cautions=cautions, is_complete=True)
     rows = records(table)
     names = dict.fromkeys(name for row in rows for name in row)
     found = frame(rows, {name: _type_of([row.get(name) for row in rows]) for name in names})

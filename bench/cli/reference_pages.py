@@ -102,7 +102,7 @@ of_methods = last.groupby(["compressor", "collective"])
 print(of_methods[["test_accuracy", "samples_per_s"]].agg(["mean", "std", "count"]))
 ```
 
-`bench.compare` and `bench compare --format csv` add intervals, a baseline and warnings.
+`bench.compare` and `bench compare --json` add intervals, a baseline and warnings.
 
 ## metrics.csv
 
