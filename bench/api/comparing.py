@@ -199,7 +199,7 @@ def load(paths: str | Path | Sequence[str | Path] = RUNS_FOLDER, *, keep_going: 
         UsageError: a file was not written by `bench`.
         NothingToCompare: a path does not exist, or no path leads to a readable row.
     """
-    rows = store.read(_listed(paths), keep_going=keep_going)
+    rows = store.read(listed(paths), keep_going=keep_going)
     return frame(rows, {column.name: column.type for column in METRICS})
 
 
@@ -227,7 +227,7 @@ def compare(
         NothingToCompare: there is no readable row, or no run meets the conditions.
     """
     config = CompareConfig(**by_option_name(options, compare, keywords_of(CompareConfig)))
-    _, compared = config.compared(_listed(paths))
+    _, compared = config.compared(listed(paths))
     cautions, caveats = list(verdict.cautions(compared)), list(verdict.caveats(compared))
     table = config.table(compared, cautions=cautions, is_complete=True)
     rows = records(table)
@@ -257,6 +257,6 @@ def _type_of(values: Sequence[Any]) -> type:
     return float if not kinds or float in kinds else kinds.pop()
 
 
-def _listed(items: str | Path | Sequence[str | Path]) -> list[str | Path]:
+def listed(items: str | Path | Sequence[str | Path]) -> list[str | Path]:
     """Return the items, or the only item, as a list."""
     return [items] if isinstance(items, (str, Path)) else list(items)

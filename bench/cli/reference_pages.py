@@ -91,7 +91,7 @@ This page lists every column that a run writes, with its unit and its meaning.
 ## Read the files with pandas
 
 Every row of `metrics.csv` names its experiment, machine and code version, so you can concatenate the tables of any
-runs. [`bench.load`](api.md#run-load-compare-decide) does so, and gives every column its type:
+runs. [`bench.load`](api.md#run-decide-compare-predict) does so, and gives every column its type:
 
 ```python
 import bench

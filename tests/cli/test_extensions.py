@@ -245,6 +245,15 @@ def test_a_command_whose_extension_was_removed_says_how_to_get_it(
     assert answer.error.count("\n") == 1
 
 
+@pytest.mark.parametrize("call", ["predict(hosts=2)", "profile('train.py')"])
+def test_a_function_whose_extension_was_removed_raises_what_the_command_says(call: str, without_all: Path) -> None:
+    command = call.partition("(")[0]
+    raised = run_copy(
+        without_all, "-c", f"import bench\ntry:\n    bench.{call}\nexcept bench.UsageError as e:\n    print(e)"
+    )
+    assert f"bench: {raised.out}" == run_copy(without_all, "-m", "bench", command).error
+
+
 def test_a_strategy_whose_extension_was_removed_says_how_to_get_it(without_all: Path) -> None:
     answer = run_copy(without_all, "-m", "bench", "run", "--strategy", "elastic:quorum=2")
     assert answer.code == 2
