@@ -1,8 +1,11 @@
-"""Hook of mkdocs that decides where lines of a page may break."""
+"""Hooks of mkdocs that decide where lines of a page may break, and let 404.html work in any folder."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
+from pathlib import Path
 
 WHOLE = re.compile(r"(?<![\w-])(--?[a-z][\w-]*|\d{4}-\d\d-\d\d)(?![^<>]*>)")
 SENTENCE = re.compile(r'<span class="go">(?= {0,4}(?:[^\s<─]+ )*(?: +(?:[^\s<]+ ){3,})?[^\s<─]+\s*</span>)')
@@ -15,6 +18,13 @@ WITHIN_PATH = re.compile(r"(?<=\w\w)/(?=\w\w)")
 CODE_OR_UNIT = re.compile(r"<(pre|code)\b.*?</\1>|(?<=\d) (?=(?:%|[kMGmu]?[Bs]|[kMG]?bit/s|GB/s)(?!\w))", re.DOTALL)
 TAG_OR_SIGN = re.compile(r"<[^>]*>|&\w+;")
 WORD = re.compile(r"[A-Za-z]{2,}")
+FROM_ROOT = re.compile(r'"/(?=[\w.])')
+# A server answers every missing address with 404.html. Below a folder of the site, its links would begin there.
+TO_TOP = """<head>
+<script>
+  var parts = location.pathname.split("/"), folder = parts.findIndex(part => %s.includes(part))
+  if (folder > 0 && !parts.includes("404.html")) location.replace(parts.slice(0, folder).join("/") + "/404.html")
+</script>"""
 
 
 def on_page_content(html: str, **_: object) -> str:
@@ -24,6 +34,15 @@ def on_page_content(html: str, **_: object) -> str:
     html = SENTENCE.sub('<span class="go sentence">', html)
     html = WHOLE.sub(r'<span class="whole">\1</span>', html)
     return CELL.sub(lambda cell: _table_cell(cell[0]), html)
+
+
+def on_post_template(html: str, template_name: str, config: Mapping[str, str]) -> str:
+    """Make the links of 404.html relative, so that the site may lie in any folder, with or without a server."""
+    if template_name != "404.html":
+        return html
+    folders = sorted(path.name for path in Path(config["docs_dir"]).iterdir() if path.is_dir())
+    html = FROM_ROOT.sub('"', html).replace('"/"', '"."')
+    return html.replace("<head>", TO_TOP % json.dumps(folders), 1)
 
 
 def _table_cell(html: str) -> str:

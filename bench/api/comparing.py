@@ -15,11 +15,12 @@ from bench.api.progress import warn
 from bench.core.columns import to_cell
 from bench.core.config.configuration import Configuration, Flag
 from bench.core.config.run import OUTPUT
+from bench.core.errors import UsageError
 from bench.core.run_folder import RUNS_FOLDER
 from bench.core.schema import METRICS
 from bench.report import comparison, groups, store, verdict
 from bench.report.columns import ALL, COLUMNS_BY_NAME, find_numbers
-from bench.report.comparison_table import comparison_table, shared_settings
+from bench.report.comparison_table import answer_table, comparison_table, only_columns, shared_settings
 from bench.report.quality import quality_of
 from bench.report.statistics import SeedRule
 from bench.report.store import frame
@@ -123,9 +124,14 @@ class CompareConfig(Configuration):
         Texts,
         Doc(
             "also show these columns, separated by commas; step: the parts of a step's time; all: every column, with "
-            "intervals, as in the other formats"
+            "intervals, as in JSON"
         ),
         Flag(OUTPUT, name="--columns", metavar="COLUMNS", words=lambda: _meanings(comparable=True)),
+    ] = ()
+    only_columns: Annotated[
+        Texts,
+        Doc("show only these columns after the names, in this order: gain, verdict, ..., as they are called in JSON"),
+        Flag(OUTPUT, metavar="COLUMNS", chosen="those of the terminal", words=lambda: _meanings(comparable=True)),
     ] = ()
 
     @property
@@ -158,6 +164,26 @@ class CompareConfig(Configuration):
             rule=self.rule,
         )
 
+    def table(
+        self, compared: comparison.Comparison, *, cautions: Sequence[str] = (), is_complete: bool = False
+    ) -> Table:
+        """Return the table of a comparison with the chosen columns.
+
+        Args:
+            compared: the comparison.
+            cautions: warnings to show above the table.
+            is_complete: True for every column, False for those of the terminal, if the options choose none.
+
+        Raises:
+            UsageError: a column does not exist, or holds no numbers.
+        """
+        if self.only_columns:
+            if self.extra_columns:
+                raise UsageError("--columns adds columns and --only-columns chooses all of them; give one of the two")
+            return only_columns(compared, self.only_columns, cautions=cautions)
+        build = comparison_table if is_complete or ALL in self.extra_columns else answer_table
+        return build(compared, extra=self.extra, cautions=cautions)
+
 
 def load(paths: str | Path | Sequence[str | Path] = RUNS_FOLDER, *, keep_going: bool = False) -> pd.DataFrame:
     """Return the rows of runs: one per evaluation, and one at the end of every run.
@@ -173,7 +199,7 @@ def load(paths: str | Path | Sequence[str | Path] = RUNS_FOLDER, *, keep_going: 
         UsageError: a file was not written by `bench`.
         NothingToCompare: a path does not exist, or no path leads to a readable row.
     """
-    rows = store.read(_listed(paths), keep_going=keep_going)
+    rows = store.read(listed(paths), keep_going=keep_going)
     return frame(rows, {column.name: column.type for column in METRICS})
 
 
@@ -190,7 +216,7 @@ def compare(
             times may be a list, `target` may be a number, and `where` a dictionary: ``{"dataset": "digits"}``.
 
     Returns:
-        One row per configuration, the baseline first, with the columns of ``bench compare --format csv``. ``gain`` is
+        One row per configuration, the baseline first, with the columns of ``bench compare --json``. ``gain`` is
         the factor by which the row is better than the baseline in the metric (above 1: better); ``gain_low`` and
         ``gain_high`` are its 95 % interval; ``verdict`` is the conclusion that the seeds allow. ``accuracy_difference``
         is a share; for a text, ``bits_per_byte_difference`` is relative to the baseline. ``attrs`` of the table holds
@@ -201,9 +227,9 @@ def compare(
         NothingToCompare: there is no readable row, or no run meets the conditions.
     """
     config = CompareConfig(**by_option_name(options, compare, keywords_of(CompareConfig)))
-    _, compared = config.compared(_listed(paths))
+    _, compared = config.compared(listed(paths))
     cautions, caveats = list(verdict.cautions(compared)), list(verdict.caveats(compared))
-    table = comparison_table(compared, extra=config.extra, cautions=cautions)
+    table = config.table(compared, cautions=cautions, is_complete=True)
     rows = records(table)
     names = dict.fromkeys(name for row in rows for name in row)
     found = frame(rows, {name: _type_of([row.get(name) for row in rows]) for name in names})
@@ -231,6 +257,6 @@ def _type_of(values: Sequence[Any]) -> type:
     return float if not kinds or float in kinds else kinds.pop()
 
 
-def _listed(items: str | Path | Sequence[str | Path]) -> list[str | Path]:
+def listed(items: str | Path | Sequence[str | Path]) -> list[str | Path]:
     """Return the items, or the only item, as a list."""
     return [items] if isinstance(items, (str, Path)) else list(items)

@@ -35,6 +35,9 @@ class Runs:
     folders: list[Path]
     rows: pd.DataFrame = dataclasses.field(repr=False)
 
+    def _repr_html_(self) -> str:
+        return self.rows.dropna(axis="columns", how="all").to_html()
+
 
 @takes_options(RunConfig)
 def run(

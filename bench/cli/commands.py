@@ -21,16 +21,17 @@ from typing_extensions import override
 from bench.core import registry
 from bench.core.errors import PluginError, UsageError
 
-ANSWER, MEASURE, MODEL, LOOK_AFTER = "Answer", "Measure parts", "Model", "Look after"
+ANSWER, MEASURE = "Decide, train and compare", "Measure compressors and collectives alone"
+MODEL, LOOK_AFTER = "Predict steps on other links and machines", "Components, data and this machine"
 PANELS = (ANSWER, MEASURE, MODEL, LOOK_AFTER)
 GROUP = "commands"
 
 # Built-in commands in the order of the help: (panel, function). The module with the command's name contains the
 # function and EXAMPLES.
 BUILT_IN = {
+    "decide": (ANSWER, "decide"),
     "run": (ANSWER, "run"),
     "sweep": (ANSWER, "sweep"),
-    "decide": (ANSWER, "decide"),
     "compare": (ANSWER, "compare"),
     "report": (ANSWER, "report"),
     "plot": (ANSWER, "plot"),

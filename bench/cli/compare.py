@@ -15,9 +15,7 @@ from bench.core.errors import NothingToCompare, Regression, UsageError
 from bench.core.files import writing
 from bench.core.run_folder import RUNS_FOLDER
 from bench.report import artifacts, gates, groups, store, tables, verdict
-from bench.report.columns import ALL
 from bench.report.comparison import Comparison
-from bench.report.comparison_table import answer_table, comparison_table
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -33,8 +31,10 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench compare --fail-on slower:5% --fail-on accuracy:-0.5 --fail-on bytes:+1%"""
 
-Format = Literal["rich", "markdown", "latex", "csv", "json"]
-_SUFFIXES: dict[str, Format] = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".json": "json"}
+Format = Literal["rich", "markdown", "latex", "html", "csv", "json"]
+_SUFFIXES: dict[str, Format] = {
+    ".md": "markdown", ".tex": "latex", ".html": "html", ".csv": "csv", ".json": "json",
+}  # fmt: skip
 
 RunPaths = Annotated[
     list[Path] | None,
@@ -63,7 +63,7 @@ def compare(
         typer.Option(
             "--format",
             help="Format of the table (default: by the suffix of --out, else rich); CSV and JSON have raw numbers in "
-            "seconds, bytes and shares.",
+            "seconds, bytes and shares, and JSON has every column.",
             show_default=False,
             rich_help_panel=OUTPUT,
         ),
@@ -106,7 +106,6 @@ def compare(
     # If the user writes `--fail-on A B`, Typer passes B as a path.
     further = [path for path in paths or [] if fail_on and gates.FORM.fullmatch(str(path))]
     limits = [gates.Gate.parse(text) for text in texts([*(fail_on or []), *further])]
-    extra = options.extra
     inputs = [path for path in paths or [] if path not in further] or [RUNS_FOLDER]
     unused = {
         each.flag_name: value
@@ -126,11 +125,11 @@ def compare(
         judged.crossed.extend(held.crossed)
         judged.unmeasured.extend(held.unmeasured)
     cautions = [] if allow_other_machine else list(verdict.cautions(compared))
-    build = answer_table if chosen == "rich" and ALL not in options.extra_columns else comparison_table
-    table, warnings = build(compared, extra=extra, cautions=cautions), [*verdict.caveats(compared), *judged.undecided]
+    table = options.table(compared, cautions=cautions, is_complete=chosen == "json")
+    warnings = [*verdict.caveats(compared), *judged.undecided]
     _put(table, compared, warnings, chosen, out)
     sys.stdout.flush()  # so that the warnings on stderr come after the table
-    # The warnings go to stderr; JSON and Markdown also contain them.
+    # The warnings go to stderr; JSON, Markdown and HTML also contain them.
     for sentence in [*warnings, *([] if chosen != "csv" else table.cautions)]:
         warn(sentence)
     if judged.crossed:
@@ -162,4 +161,6 @@ def _text(table: tables.Table, compared: Comparison | None, warnings: list[str],
         return tables.to_json(table, **more)
     if chosen == "markdown":
         return "\n".join([tables.to_markdown(table), *(f"- warning: {sentence}" for sentence in warnings), ""])
+    if chosen == "html":
+        return "\n".join(["<!DOCTYPE html>", '<meta charset="utf-8">', tables.to_html(table, warnings), ""])
     return {"csv": tables.to_csv, "latex": tables.to_latex, "rich": tables.to_text}[chosen](table)

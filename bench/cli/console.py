@@ -1,8 +1,10 @@
 """Print results on stdout, as tables for people or JSON for programs."""
 
+import contextlib
+import contextvars
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich import box
@@ -11,6 +13,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 _PIPED_WIDTH = 200
+_KEPT: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar("kept", default=None)
 
 
 def stdout_console() -> Console:
@@ -23,7 +26,21 @@ def stdout_console() -> Console:
 
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
-    print(json.dumps(value, indent=2))
+    if (kept := _KEPT.get()) is None:
+        print(json.dumps(value, indent=2))
+    else:
+        kept.append(value)
+
+
+@contextlib.contextmanager
+def kept_json() -> Iterator[list[Any]]:
+    """Keep the values of `print_json` in a list, instead of printing them, while the block is executed."""
+    kept: list[Any] = []
+    token = _KEPT.set(kept)
+    try:
+        yield kept
+    finally:
+        _KEPT.reset(token)
 
 
 def plain_table(title: str | None = None, columns: Sequence[Column | str] = (), *, show_footer: bool = False) -> Table:

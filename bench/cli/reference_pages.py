@@ -91,7 +91,7 @@ This page lists every column that a run writes, with its unit and its meaning.
 ## Read the files with pandas
 
 Every row of `metrics.csv` names its experiment, machine and code version, so you can concatenate the tables of any
-runs. [`bench.load`](api.md#run-load-compare-decide) does so, and gives every column its type:
+runs. [`bench.load`](api.md#run-decide-compare-predict) does so, and gives every column its type:
 
 ```python
 import bench
@@ -102,7 +102,7 @@ of_methods = last.groupby(["compressor", "collective"])
 print(of_methods[["test_accuracy", "samples_per_s"]].agg(["mean", "std", "count"]))
 ```
 
-`bench.compare` and `bench compare --format csv` add intervals, a baseline and warnings.
+`bench.compare` and `bench compare --json` add intervals, a baseline and warnings.
 
 ## metrics.csv
 

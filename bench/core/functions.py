@@ -26,6 +26,7 @@ from bench.core.errors import PluginError, UsageError
 from collectives.options import OptionError, Options, did_you_mean
 
 HASH_DIGITS = 12
+_SHOWN = 8  # most functions of a file that a message lists
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -199,8 +200,10 @@ def find(name: str) -> Function:
         raise _failure(name, path, error) from error
     function = getattr(module, attribute, None)
     if not callable(function):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise UsageError(f"{where} has no function '{attribute}'{did_you_mean(attribute, known)}")
+        defined = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
+        known = [key for key, value in defined.items() if getattr(value, "__module__", "") == module.__name__]
+        shown = f"choose one of {', '.join(known[:_SHOWN])}" if known else f"write def {attribute}(...) there"
+        raise UsageError(f"{where} has no function '{attribute}'{did_you_mean(attribute, known)}; {shown}")
     return Function(name=name, path=path, hash=digest, call=function)
 
 

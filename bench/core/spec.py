@@ -61,6 +61,13 @@ def build(kind: str, text: str) -> Any:
     Raises:
         UsageError: the component or an option is unknown, or a value is out of range.
     """
+    name, _, function = text.partition(":")
+    is_known = kind not in registry.FROM_FUNCTIONS or name in registry.entries(kind)
+    if function.isidentifier() and name.isidentifier() and not is_known:
+        raise UsageError(
+            f"there is no {registry.KINDS[kind].singular} '{name}'; a function in your own file is named "
+            f"{name}.py:{function}"
+        )
     spec = parse(text)
     component = registry.load(kind, spec.name)
     try:

@@ -76,7 +76,7 @@ class Classification(Task):
         if not isinstance(outputs, torch.Tensor):
             return f"returns {type(outputs).__name__} instead of a tensor of logits"
         if tuple(outputs.shape) != (num_samples, num_classes):
-            shape = "x".join(map(str, outputs.shape))
+            shape = "x".join(map(str, outputs.shape)) or "a single number"
             return f"returns {shape} for {num_samples} samples instead of {num_samples}x{num_classes} logits"
         return ""
 

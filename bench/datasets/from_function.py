@@ -72,6 +72,18 @@ class FunctionDataset(functions.FunctionOptions, Dataset):
         return train.subset(train_size), test.subset(test_size)
 
     @override
+    def warnings(self) -> list[str]:
+        if self.num_classes == 1:
+            return [f"{self.component_name} gives every sample the label 0, so there is nothing to learn"]
+        absent = set(range(self.num_classes)) - set(self._loaded().parts[0].targets.unique().tolist())
+        if not absent:
+            return []
+        return [
+            f"the training set of {self.component_name} has no sample of {len(absent)} of its {self.num_classes} "
+            f"classes, such as {min(absent)}; labels should number the classes from 0"
+        ]
+
+    @override
     def status(self, data_dir: Path) -> str:
         return f"loaded by {self.function.path}"
 
@@ -118,6 +130,7 @@ class Loaded:
         return all(isinstance(part.inputs, torch.Tensor) for part in self.parts)
 
 
+_MOST_CLASSES = 100_000  # a network for more would fill the memory; a larger set of samples may have more
 _kept: dict[tuple[type[FunctionDataset], tuple[tuple[str, str], ...]], Loaded] = {}  # at most one
 
 
@@ -158,6 +171,12 @@ def _load(dataset: FunctionDataset, seed: int, labels: list[torch.Tensor | None]
         )
     if dtype != examples[1].dtype:
         raise PluginError(f"{function.name}: training inputs are {dtype} and test inputs {examples[1].dtype}")
+    highest = max(int(part.targets.max()) for part in (train, test))
+    if highest >= max(_MOST_CLASSES, len(train) + len(test)):
+        raise PluginError(
+            f"{function.name} needs labels that number the classes from 0, and has the label {highest} in "
+            f"{len(train) + len(test)} samples"
+        )
     if dataset.crop_and_flip and len(shape) != 3:
         raise PluginError(
             f"{function.name}: crop_and_flip=true needs images [3, height, width], and inputs are {shape}"
@@ -195,6 +214,8 @@ def _samples(part: Any, function: functions.Function, what: str, known: torch.Te
         if not inputs.dim() or len(inputs) != len(targets):
             count = len(inputs) if inputs.dim() else 0
             raise PluginError(f"{what} has {count} inputs and {len(targets)} labels; give one label for each input")
+        for start in range(0, len(inputs), _CHECKED_TOGETHER):
+            _check_finite(inputs[start : start + _CHECKED_TOGETHER], what, start)
     elif _has_items(part):
         try:
             count = len(part)
@@ -238,8 +259,21 @@ def _tensor(value: Any, what: str) -> torch.Tensor:
         ) from None
 
 
+def _check_finite(inputs: torch.Tensor, what: str, first: int) -> None:
+    """Raise PluginError if inputs [n, ...], the first of which is number `first`, hold NaN or infinite values."""
+    if not (finite := torch.isfinite(inputs.to(torch.float32) if inputs.is_floating_point() else inputs)).all():
+        index = first + int(finite.flatten(1).all(1).logical_not().nonzero()[0])
+        raise PluginError(
+            f"{what} has NaN, or a value that is infinite in fp32, in the input of sample {index}; repair this sample "
+            "or leave it out"
+        )
+
+
 def _is_whole(labels: torch.Tensor) -> bool:
     return not (labels.is_floating_point() or labels.is_complex())
+
+
+_CHECKED_TOGETHER = 256  # samples in memory, so that a check needs little memory of its own
 
 
 class DatasetInputs(LazyInputs):
@@ -273,18 +307,15 @@ class DatasetInputs(LazyInputs):
         indices = self._indices[chosen].tolist()
         batch = torch.empty(0)
         for place, index in enumerate(indices):
-            value, label = self._item(index)
+            item, label = self._item(index)
             if label != self.targets[index]:
                 raise PluginError(
                     f"{self._what} has the label {label} in item {index}, which had {int(self.targets[index])} before; "
                     "return the same labels each time"
                 )
-            item = _tensor(value, f"{self._what} has an input in item {index}")
             if not place:
                 batch = item.new_empty(len(indices), *item.shape)
-            if item.shape != batch.shape[1:]:
-                shapes = f"{tuple(batch.shape[1:])} and {tuple(item.shape)}"
-                raise PluginError(f"{self._what} must have inputs of one shape, and has {shapes}")
+            self._check_shape(item, batch.shape[1:], index)
             batch = batch.to(torch.promote_types(batch.dtype, item.dtype))
             batch[place] = item  # a copy, because the next item may be written to the same memory
         return batch
@@ -296,13 +327,30 @@ class DatasetInputs(LazyInputs):
         return selected
 
     def labels(self) -> torch.Tensor:
-        """Return the label of each item; items are read, unless the labels are stored in a known class of data set."""
+        """Return the label of each item, from the data set's own list if it is of a known class.
+
+        Otherwise all items are read, and their inputs are checked, so that a bad one is found before training.
+        """
         known = _labels(self._dataset)
         if known is not None and known.dim() == 1 and _is_whole(known):
             return known
-        return torch.tensor([self._item(index)[1] for index in self._indices.tolist()], dtype=torch.int64)
+        found, shape = [], None
+        for index in self._indices.tolist():
+            item, label = self._item(index)
+            shape = item.shape if shape is None else shape
+            self._check_shape(item, shape, index)
+            _check_finite(item[None], self._what, index)
+            found.append(label)
+        return torch.tensor(found, dtype=torch.int64)
 
-    def _item(self, index: int) -> tuple[Any, int]:
+    def _check_shape(self, item: torch.Tensor, shape: torch.Size, index: int) -> None:
+        if item.shape != shape:
+            raise PluginError(
+                f"{self._what} must have inputs of one shape, and has {tuple(shape)} and, in item {index}, "
+                f"{tuple(item.shape)}"
+            )
+
+    def _item(self, index: int) -> tuple[torch.Tensor, int]:
         try:
             item = self._dataset[index]
         except (Exception, SystemExit) as error:
@@ -312,12 +360,13 @@ class DatasetInputs(LazyInputs):
                 f"{self._what} must have items (input, label), and item {index} is {functions.described(item)}"
             )
         try:
-            return item[0], operator.index(item[1])
+            label = operator.index(item[1])
         except TypeError:
             raise PluginError(
                 f"{self._what} needs labels that are whole numbers from 0, and item {index} has "
                 f"{functions.described(item[1])}"
             ) from None
+        return _tensor(item[0], f"{self._what} has an input in item {index}"), label
 
 
 def _labels(dataset: Any) -> torch.Tensor | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -138,6 +139,9 @@ class Answer:
     def __str__(self) -> str:
         """Return the answer in sentences, and below them the warnings."""
         return "\n".join([*self.sentences, *(f"warning: {sentence}" for sentence in self.warnings)])
+
+    def _repr_html_(self) -> str:
+        return "\n".join([*(f"<p>{html.escape(line)}</p>" for line in str(self).splitlines()), self.methods.to_html()])
 
     @property
     def baseline(self) -> Evidence:

@@ -149,26 +149,33 @@ def _check_network(config: RunConfig, parts: Components) -> None:
 
     Built-in models are made for 3x32x32 images, so they are not checked with images of this shape.
     """
+    import torch
+
     from bench.datasets.base import IMAGE_SIZE
     from bench.models.base import build_network, try_forward
 
     inputs, num_classes = parts.dataset.dummy_batch(2, "cpu"), parts.dataset.num_classes
     parts.model.check_inputs(inputs)
     are_images = inputs.dim() == 4 and inputs.shape[1] == 3
-    name = spec.parse(config.model)
+    name, dataset = spec.parse(config.model), spec.parse(config.dataset).name
     if not name.is_function and are_images and inputs.shape[2:] == (IMAGE_SIZE, IMAGE_SIZE):
         return
     try:
         outputs = try_forward(build_network(parts.model, parts.dataset), name.name, inputs)
     except Incompatible as reason:
-        advice = "change the model or the data"
+        advice = f"change {name.name} or {dataset}"
+        if not inputs.is_floating_point():
+            advice = f"return inputs in float32, or pixels in uint8, from {dataset}, or change {name.name}"
         if are_images:
             advice = "use --model resnet50:stem=imagenet, or leave size out of --dataset"
         elif parts.dataset.task.metric == "test_bits_per_byte":
             advice = "use a model that predicts bytes, such as --model gpt"
         raise UsageError(f"{reason}; {advice}") from None
     if problem := parts.dataset.task.output_error(outputs, len(inputs), num_classes):
-        raise UsageError(f"{name.name} {problem}")
+        classes = f"the {num_classes} classes of {dataset} (labels 0 to {num_classes - 1})"
+        raise UsageError(f"{name.name} {problem}; return a value for each of {classes}")
+    if isinstance(outputs, torch.Tensor) and not outputs.requires_grad:
+        raise UsageError(f"{name.name} returns logits that have no gradient; leave out detach, no_grad and the like")
 
 
 def prepare_data(dataset: str, data_dir: str) -> None:

@@ -128,7 +128,7 @@ def seeded_network(model: str, data: HasInputs, seed: int) -> nn.Module:
 
 
 def try_forward(network: nn.Module, name: str, inputs: torch.Tensor) -> object:
-    """Run a network without gradients, and return its output for some inputs.
+    """Run a network, and return its output for some inputs, from which gradients can be computed.
 
     Args:
         network: the network.
@@ -141,11 +141,13 @@ def try_forward(network: nn.Module, name: str, inputs: torch.Tensor) -> object:
     """
     built = set(network.state_dict())
     try:
-        with torch.no_grad():
-            outputs = cast(object, network(inputs))
+        outputs = cast(object, network(inputs))
     except Exception as error:  # noqa: BLE001 - a user's network may raise anything
-        shape, reason = "x".join(map(str, inputs.shape[1:])), " ".join(str(error).split()).rstrip(".")
-        raise Incompatible(f"{name} cannot take inputs of {shape} ({reason})") from None
+        shape = "x".join(map(str, inputs.shape[1:])) or "a single number"
+        dtype = "" if inputs.dtype == torch.float32 else f" in {inputs.dtype}"
+        kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
+        reason = " ".join(f"{kind}{error}".split()).rstrip(".")
+        raise Incompatible(f"{name} cannot take inputs of {shape}{dtype} ({reason})") from None
     if late := set(network.state_dict()) - built:
         raise UsageError(
             f"{name} makes {', '.join(sorted(late))} in its first forward pass, after the optimizer has got the "

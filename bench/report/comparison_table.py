@@ -7,9 +7,12 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from bench.core.errors import UsageError
 from bench.report import targets
 from bench.report.columns import (
+    COLUMNS_BY_NAME,
     NOTHING,
+    find_numbers,
     format_bound,
     format_effect,
     format_factor,
@@ -25,6 +28,7 @@ from bench.report.statistics import Effect, MeanEstimate
 from bench.report.tables import Raw, Table, TableCell, TableColumn, table_of
 from bench.report.targets import Target
 from bench.report.verdict import in_lines
+from collectives.options import did_you_mean
 
 _HEADINGS = {
     "samples_per_s": "samples/s",
@@ -108,7 +112,7 @@ def comparison_table(comparison: Comparison, *, extra: Sequence[str] = (), cauti
 
 
 def answer_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions: Sequence[str] = ()) -> Table:
-    """Return the short table for the terminal: at most 7 columns, and the extra columns.
+    """Return the short table for people: at most 7 columns, and the extra columns.
 
     Args:
         comparison: the comparison to show.
@@ -123,7 +127,10 @@ def answer_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions:
     columns: list[Declared] = [
         (
             TableColumn("", "left", 0),
-            lambda row: TableCell(text=row.group.title if names is None else name_of(row.group.label, names)),
+            lambda row: TableCell(
+                text=row.group.title if names is None else name_of(row.group.label, names),
+                raw={**row.group.label, **_seeds_cell("", row).raw},
+            ),
         )
     ]
     (ok, runs), *other_counts = {(len(group.ok), len(group.runs)) for group in comparison.groups}
@@ -158,6 +165,43 @@ def answer_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions:
         if name not in (metric, quality.column) and (name in extra or not further):
             columns.append(_mean(name, target, heading="sent/\nstep" if name == "payload_bytes_per_step" else ""))
     return _table(comparison, columns, settings, cautions)
+
+
+def only_columns(comparison: Comparison, names: Sequence[str], *, cautions: Sequence[str] = ()) -> Table:
+    """Return the table with the columns that name a row, then these columns, in this order.
+
+    Args:
+        comparison: the comparison to show.
+        names: names of columns: those of `comparison_table` by the name of one of their values, or any with numbers.
+        cautions: warnings to show above the table.
+
+    Raises:
+        UsageError: a column does not exist, or holds no numbers.
+    """
+    known = _places(comparison_table(comparison))
+    extra = [name for name in names if name not in known]
+    if unknown := [name for name in extra if name not in COLUMNS_BY_NAME]:
+        raise UsageError(
+            f"there is no column '{unknown[0]}'{did_you_mean(unknown[0], [*known, *COLUMNS_BY_NAME])}; choose among "
+            f"{', '.join(known)}, or those that docs/columns.md gives numbers"
+        )
+    table = comparison_table(comparison, extra=find_numbers(extra), cautions=cautions)
+    places, naming = _places(table), [i for i, column in enumerate(table.columns) if column.priority == 0]
+    chosen = [*naming, *(place for name in names if (place := places[name]) not in naming)]
+    shown = [dataclasses.replace(table.columns[i], priority=min(table.columns[i].priority, 1)) for i in chosen]
+    rows = [[row[i] for i in chosen] for row in table.rows]
+    notes = _notes(comparison, [cell.text for row in rows for cell in row])
+    return dataclasses.replace(table, columns=shown, rows=rows, notes=notes)
+
+
+def _places(table: Table) -> dict[str, int]:
+    # Return the number of the first column that contains each value, by the value's name.
+    places: dict[str, int] = {}
+    for row in table.rows:
+        for number, cell in enumerate(row):
+            for name in cell.raw:
+                places.setdefault(name, number)
+    return places
 
 
 def _table(
@@ -340,9 +384,9 @@ def _short_quality_cell(quality: Metric, row: ComparedRow) -> TableCell:
     if known is None:
         return TableCell()
     change = f" ({format_points(effect.value)})" if effect else ""
-    return dataclasses.replace(
-        _change_cell(quality, row, with_verdict=False), text=f"{quality.in_table(known.mean)}{change}"
-    )
+    changed = _change_cell(quality, row, with_verdict=False)
+    raw = {quality.column: known.mean, **changed.raw}
+    return dataclasses.replace(changed, text=f"{quality.in_table(known.mean)}{change}", raw=raw)
 
 
 def _change_cell(quality: Metric, row: ComparedRow, *, with_verdict: bool) -> TableCell:

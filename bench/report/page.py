@@ -15,7 +15,7 @@ from bench.report import verdict
 from bench.report.baseline import NoSuchBaseline
 from bench.report.columns import format_value
 from bench.report.comparison import compare
-from bench.report.comparison_table import comparison_table, shared_settings
+from bench.report.comparison_table import answer_table, shared_settings
 from bench.report.groups import by_workload
 from bench.report.plots import style
 from bench.report.plots.kinds import FileKind, kinds
@@ -188,7 +188,7 @@ def _section(label: str, rows: Sequence[Row], baseline: str | None) -> Section:
         metric for metric, column in columns.items() if any(run.last_known.get(column) is not None for run in ok)
     ]
     compared = [compare(rows, baseline=baseline, metric=metric) for metric in measured or [quality.column]]
-    tables = [comparison_table(comparison).without_empty_columns() for comparison in compared]
+    tables = [answer_table(comparison).without_empty_columns() for comparison in compared]
     before = f"{label}: " if label else ""
     return Section(
         label=label,

@@ -1,15 +1,17 @@
-"""Write one table to the terminal, or as Markdown, LaTeX, CSV or JSON.
+"""Write one table to the terminal, or as Markdown, LaTeX, HTML, CSV or JSON.
 
-A cell has a text for people and raw values for programs. The terminal, Markdown and LaTeX show the texts; CSV and JSON
-contain the raw values in base units (seconds, bytes, shares).
+A cell has a text for people and raw values for programs. The terminal, Markdown, LaTeX and HTML show the texts; CSV and
+JSON contain the raw values in base units (seconds, bytes, shares).
 """
 
 import csv
 import dataclasses
+import html
 import io
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self, TypeVar
 
@@ -23,8 +25,8 @@ _GAP = "  "  # between columns
 _NARROWEST_NAME = 2  # smallest width of a column of names; a longer name is printed above its row
 _LATEX = str.maketrans(
     {sign: f"\\{sign}" for sign in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
-    | {"≥": r"$\geq$", "±": r"$\pm$", "\n": " "}
+    | {"\\": r"\textbackslash{}", "~": r"$\sim$", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
+    | {"≥": r"$\geq$", "±": r"$\pm$", "|": r"\textbar{}", "[": "{[}", "µ": r"\textmu{}", "\n": " "}
 )
 
 T = TypeVar("T")
@@ -164,25 +166,63 @@ def to_markdown(table: Table) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """Return the texts as LaTeX source of a table, which needs the package booktabs."""
+    """Return the texts as LaTeX source of a table, which needs the packages booktabs and graphicx.
+
+    A table that is wider than the text is scaled to its width. The label is ``tab:`` and the title up to its colon.
+    """
     shown = table.without_empty_columns()
     above = [shown.title, shown.subtitle, *(f"Caution: {caution}" for caution in shown.cautions)]
-    texts = [[column.heading for column in shown.columns], *([cell.text for cell in row] for row in shown.rows)]
-    headings, *rows = (" & ".join(text.translate(_LATEX) for text in row) + r" \\" for row in texts)
+    label = re.sub(r"[^a-z0-9]+", "-", shown.title.partition(":")[0].lower()).strip("-")
+    headings = [
+        rf"\shortstack[{column.align[0]}]{{" + column.heading.translate(_LATEX | {ord("\n"): r" \\ "}) + "}"
+        for column in shown.columns
+    ]
+    rows = [[cell.text.translate(_LATEX) for cell in row] for row in shown.rows]
     return "\n".join(
         [
-            r"\begin{table}",
-            rf"\caption{{{'. '.join(filter(None, above)).translate(_LATEX)}}}",
+            r"% needs \usepackage{booktabs,graphicx}",
+            r"\begin{table}[htbp]",
+            r"\centering",
+            rf"\caption{{{'. '.join(filter(None, above)).translate(_LATEX)}.}}",
+            rf"\label{{tab:{label}}}",
+            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
             rf"\begin{{tabular}}{{{''.join(column.align[0] for column in shown.columns)}}}",
             r"\toprule",
-            headings,
+            " & ".join(headings) + r" \\",
             r"\midrule",
-            *rows,
+            *(" & ".join(texts) + r" \\" for texts in rows),
             r"\bottomrule",
-            r"\end{tabular}",
-            *(rf"\par {note.translate(_LATEX)}" for note in shown.notes),
+            r"\end{tabular}}",
+            *(rf"\par\smallskip{{\footnotesize {note.translate(_LATEX)}\par}}" for note in shown.notes),
             r"\end{table}",
             "",
+        ]
+    )
+
+
+def to_html(table: Table, warnings: Sequence[str] = ()) -> str:
+    """Return the texts as part of an HTML page: cautions and answer, the table, then notes and these warnings."""
+    shown = table.without_empty_columns()
+
+    def row(tag: str, texts: Sequence[str]) -> str:
+        cells = [
+            f'<{tag} style="text-align: {column.align}; white-space: pre-line">{html.escape(text)}</{tag}>'
+            for column, text in zip(shown.columns, texts, strict=True)
+        ]
+        return f"<tr>{''.join(cells)}</tr>"
+
+    return "\n".join(
+        [
+            *(f"<p><b>Caution:</b> {html.escape(caution)}</p>" for caution in shown.cautions),
+            *(f"<p><b>{html.escape(sentence)}</b></p>" for sentence in shown.answer),
+            '<table style="border-spacing: 0.8em 0.2em">',
+            f'<caption style="text-align: left">{"<br>".join(map(html.escape, filter(None, above)))}</caption>'
+            if any(above := (shown.title, shown.subtitle))
+            else "",
+            row("th", [column.heading for column in shown.columns]),
+            *(row("td", [cell.text for cell in cells]) for cells in shown.rows),
+            "</table>",
+            *(f"<p>{html.escape(note)}</p>" for note in [*shown.notes, *(f"warning: {each}" for each in warnings)]),
         ]
     )
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -81,7 +82,36 @@ def test_markdown_and_its_file(runs: Path, tmp_path: Path) -> None:
     assert answer.out == ""
     assert f"wrote {out}" in answer.error
     assert out.read_text() == bench_compare(runs, "--format", "markdown").out
-    assert "| topk:ratio=0.01 | allgather | 3/3 ok | 1577 [1495, 1659] |" in out.read_text()
+    assert "| topk:ratio=0.01 + allgather | 1577 | 1.31x [1.25, 1.37] | faster |" in out.read_text()
+
+
+def test_files_have_the_columns_of_the_terminal(runs: Path) -> None:
+    (named, *numbers) = re.findall(r"<th[^>]*>([^<]*)</th>", bench_compare(runs, "--format", "html").out)
+    in_terminal = bench_compare(runs).out.partition("─")[0].splitlines()[-2:]
+    assert named == ""
+    assert set(" ".join(numbers).split()) == set(" ".join(in_terminal).split())
+    raw, *_ = csv.DictReader(io.StringIO(bench_compare(runs, "--format", "csv").out))
+    assert {"compressor", "collective", "num_seeds", "samples_per_s", "gain", "test_accuracy"} < raw.keys()
+    assert "compression_ratio" not in raw
+
+
+@pytest.mark.parametrize("form", ["rich", "markdown", "latex", "html"])
+def test_columns_are_chosen_for_every_format(runs: Path, form: str) -> None:
+    chosen = ("--only-columns", "verdict,payload_bytes_per_step,gain", "--format", form)
+    text = re.sub(r"[{}]", "", bench_compare(runs, *chosen).out)
+    row = next(line for line in text.splitlines() if re.match(r"\W*(<tr><td[^>]*>)?topk", line))
+    assert re.findall(r"topk:ratio=0.01|allgather|faster|1577|20 kB|1.31x \[1.25, 1.37\]", row) == [
+        "topk:ratio=0.01", "allgather", "faster", "20 kB", "1.31x [1.25, 1.37]"
+    ]  # fmt: skip
+
+
+def test_columns_that_cannot_be_chosen_are_refused(runs: Path) -> None:
+    with pytest.raises(UsageError, match=r"there is no column 'verdikt' \(did you mean 'verdict'\?\); choose"):
+        bench_compare(runs, "--only-columns", "verdikt")
+    with pytest.raises(UsageError, match="host holds no numbers"):
+        bench_compare(runs, "--only-columns", "host")
+    with pytest.raises(UsageError, match="--columns adds columns and --only-columns chooses all of them"):
+        bench_compare(runs, "--only-columns", "gain", "--columns", "step")
 
 
 def test_a_plain_file_has_no_colours(runs: Path, tmp_path: Path) -> None:
@@ -121,7 +151,7 @@ def test_the_rows_the_columns_and_their_order_can_be_chosen(runs: Path) -> None:
 
 def test_targets_are_what_the_verdict_is_about(runs: Path) -> None:
     timed = write_runs(runs.parent / "timed", [row | {"train_time_s": 10.0 + row["seed"]} for row in [*DENSE, *TOPK]])
-    answer = bench_compare(timed, "--target", "0.9,best-1", "--format", "csv")
+    answer = bench_compare(timed, "--target", "0.9,best-1", "--columns", "all", "--format", "csv")
     dense, _ = csv.DictReader(io.StringIO(answer.out))
     assert (dense["num_reached_0.9"], dense["num_missed_0.9"]) == ("3", "0")
     assert dense["num_reached_0.968"] == "3"
@@ -148,9 +178,10 @@ def test_the_terminal_has_the_answer_first_and_every_column_where_asked(runs: Pa
 def test_latex_is_written_with_its_signs_escaped(runs: Path, tmp_path: Path) -> None:
     bench_compare(runs, "--out", tmp_path / "table.tex")
     text = (tmp_path / "table.tex").read_text()
-    assert r"topk:ratio=0.01 & allgather & 3/3 ok & 1577 [1495, 1659] & 1.31x [1.25, 1.37] & faster" in text
-    assert r"\toprule" in text
-    assert r"accuracy \% $\pm$ sd" in text
+    assert r"topk:ratio=0.01 + allgather & 1577 & 1.31x {[}1.25, 1.37] & faster & 97.4 (-0.4) & 20 kB \\" in text
+    assert r"\shortstack[r]{accuracy \% \\ (vs none)}" in text
+    assert text.index(r"\caption{samples/s: every row") < text.index(r"\label{tab:samples-s}") < text.index(r"\toprule")
+    assert r"\resizebox{\ifdim\width>\linewidth" in text
 
 
 def test_other_machines_are_named_above_the_table(runs: Path) -> None:

@@ -86,6 +86,7 @@ def test_a_command_of_a_third_party_is_shown_and_called_like_one_of_ours(install
     assert shown.code == 0
     panels = {title.strip(): text for title, _, text in (part.partition("─") for part in shown.out.split("╭─")[1:])}
     assert [panel for panel in panels if panel not in (MEASURE, MODEL)] == ["Options", ANSWER, LOOK_AFTER, "Extensions"]
+    assert panels[ANSWER].lstrip("─╮\n│ ").startswith("decide ")
     assert "Greet somebody." in panels[ANSWER]
     assert "Do little." in panels["Extensions"]
     for name in ("absent", "nonsense"):
@@ -244,6 +245,15 @@ def test_a_command_whose_extension_was_removed_says_how_to_get_it(
     assert answer.error.count("\n") == 1
 
 
+@pytest.mark.parametrize("call", ["predict(hosts=2)", "profile('train.py')"])
+def test_a_function_whose_extension_was_removed_raises_what_the_command_says(call: str, without_all: Path) -> None:
+    command = call.partition("(")[0]
+    raised = run_copy(
+        without_all, "-c", f"import bench\ntry:\n    bench.{call}\nexcept bench.UsageError as e:\n    print(e)"
+    )
+    assert f"bench: {raised.out}" == run_copy(without_all, "-m", "bench", command).error
+
+
 def test_a_strategy_whose_extension_was_removed_says_how_to_get_it(without_all: Path) -> None:
     answer = run_copy(without_all, "-m", "bench", "run", "--strategy", "elastic:quorum=2")
     assert answer.code == 2
@@ -253,7 +263,7 @@ def test_a_strategy_whose_extension_was_removed_says_how_to_get_it(without_all: 
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
-        (("--help",), "Look after"),
+        (("--help",), LOOK_AFTER),
         (("plot", "--help"), "accuracy-time"),
         (("list",), "group_topk"),
         (("run", "--dry-run", "--model", "linear", "--steps", "2"), "linear"),

@@ -1,4 +1,4 @@
-"""`bench.run`, `load` and `compare` give what the commands give, raise what the commands print, and start quickly."""
+"""The functions of `bench` give what the commands give, raise what the commands print, and start quickly."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from bench.core.schema import METRICS
 from bench.deciding.study import DecideConfig
 from bench.launch.without_torch import outcomes_without_torch
 from tests.testing.fake_rows import fake_seeds, topk_seeds, write_runs
-from tests.testing.invoke import REPOSITORY, invoke
+from tests.testing.invoke import REPOSITORY, commands, invoke
 
 if TYPE_CHECKING:
     from bench.api import run_options
@@ -107,6 +108,47 @@ def test_compare_gives_the_rows_of_the_command(tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().err == ""
 
 
+def test_pictures_and_the_report_are_files_that_a_notebook_shows(tmp_path: Path) -> None:
+    write_runs(tmp_path / "runs", [*fake_seeds([100, 110, 120]), *topk_seeds([200, 210, 220])])
+    drawn = bench.plot("all", [tmp_path / "runs"], out=tmp_path / "plots", format="png")
+    assert drawn.files == sorted((tmp_path / "plots").iterdir(), key=drawn.files.index) != []
+    assert drawn._repr_html_().count('<img src="data:image/png;base64,') == len(drawn.files)
+    written = bench.report(tmp_path / "runs", out=tmp_path / "page.html")
+    printed = invoke("report", str(tmp_path / "runs"), "--out", str(tmp_path / "other.html"))
+    assert f"{written}\n" == printed.out
+    assert written.file.read_text() == (tmp_path / "other.html").read_text()
+    assert "<iframe" in written._repr_html_()
+
+
+@pytest.mark.parametrize("name", ["plot", "report"])
+def test_keywords_have_the_names_and_defaults_of_the_command(name: str) -> None:
+    shown = inspect.signature(getattr(bench, name)).parameters
+    declared = {each.opts[0].removeprefix("--"): each.default for each in commands()[name].params}
+    assert shown.keys() == declared.keys()
+    assert {key: each.default for key, each in shown.items() if key not in ("kind", "paths")} == {
+        key: default for key, default in declared.items() if key not in ("kind", "paths")
+    }
+
+
+@pytest.mark.slow
+def test_the_example_of_the_page_on_the_api_runs(tmp_path: Path) -> None:
+    pytest.importorskip("bench.extensions.predict")
+    text = (REPOSITORY / "docs/api.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(import bench\n\nruns = \"results.*?)^```", text, re.DOTALL | re.MULTILINE)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/reference").symlink_to(REPOSITORY / "results/reference")
+    (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
+    done = subprocess.run(
+        [sys.executable, "-c", example],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Will compressing gradients make the training of small_cnn on digits finish sooner")
+    assert "topk" in done.stdout.rpartition("times_as_fast")[2]
+    assert (tmp_path / "results/report.html").exists()
+    assert (tmp_path / "curves.svg").exists()
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
@@ -131,6 +173,8 @@ def test_compare_gives_the_rows_of_the_command(tmp_path: Path, capsys: pytest.Ca
         (lambda: bench.run(resume="x", epochs=3, seeds=[1]), "configuration; leave out --epochs and --seeds"),
         (lambda: bench.run(resume="x"), "x is not a run folder"),
         (lambda: bench.run(resume_residuals="sum"), "(--resume and --world-size)"),
+        (lambda: bench.plot("accuracy-tim"), "there is no picture 'accuracy-tim' (did you mean 'accuracy-time'?)"),
+        (lambda: bench.report("nowhere"), "nowhere does not exist"),
         (lambda: bench.load("nowhere"), "nowhere does not exist"),
         (lambda: bench.compare("nowhere"), "nowhere does not exist"),
     ],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.testing.invoke import execute, only_run, rows
+from tests.testing.invoke import execute, invoke, only_run, rows
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -76,10 +76,101 @@ def build(num_classes):
     network.register_buffer("shift", torch.tensor(np.random.default_rng().random(3)))
     return network
 """
+WRONG = """
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+X, Y = torch.rand(64, 2), torch.arange(64) % 3
+GOOD = X, Y
+
+
+class Items(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return X[index] / (index != 5), index % 3
+
+
+class Net(nn.Linear):
+    def __init__(self, change, inputs=2, outputs=3):
+        super().__init__(inputs, outputs)
+        self.change = change
+
+    def forward(self, x):
+        return self.change(super().forward(x))
+
+
+def parts(*returned):
+    return lambda: returned[0] if len(returned) == 1 else returned
+
+
+def network(change, **sizes):
+    return lambda num_classes: Net(change, **sizes)
+
+
+def fails():
+    raise ValueError("no such width")
+
+
+load, build = parts(GOOD, GOOD), network(nn.Identity())
+nothing, three, empty = parts(None), parts(GOOD, GOOD, GOOD), parts((X[:0], Y[:0]), GOOD)
+wide, whole, few = parts(*[(X[:, :1], Y)] * 2), parts(*[(X.long(), Y)] * 2), parts((X, Y[:60]), GOOD)
+fractions, negative, beyond = (parts((X, labels), (X, labels)) for labels in (Y / 2, Y - 1, Y * 10**9))
+nan, nan_items = parts(GOOD, (X.where(X < X.max(), torch.nan), Y)), parts(Items(), GOOD)
+narrow, pair = network(nn.Identity(), outputs=2), network(lambda y: (y, y))
+scalar, detached = network(torch.sum), network(torch.detach)
+"""
+LOGITS = "logits; return a value for each of the 3 classes of own.py:load (labels 0 to 2)"
 RUN = (
     "run", "--model", "own.py:build", "--dataset", "own.py:load", "--batch-size", "8", "--steps", "12",
     "--eval-every", "6", "--checkpoint-every", "4", "--world-size", "2", "--compressor", "topk",
 )  # fmt: skip
+
+
+@pytest.mark.usefixtures("planned_here")
+@pytest.mark.parametrize(
+    ("option", "function", "sentence"),
+    [
+        ("dataset", "nothing", "{} must return (training set, test set), and returned NoneType"),
+        ("dataset", "three", "{} must return (training set, test set), and returned tuple of 3 (tuple, tuple, tuple)"),
+        ("dataset", "empty", "{}: the training set is empty; give it at least one sample"),
+        ("dataset", "few", "{}: the training set has 64 inputs and 60 labels; give one label for each input"),
+        ("dataset", "fractions", "{}: the training set needs labels that are whole numbers from 0, one for each input"),
+        (
+            "dataset",
+            "negative",
+            "{}: the training set needs labels that are whole numbers from 0, and has the label ",
+        ),
+        ("dataset", "beyond", "{} needs labels that number the classes from 0, and has the label 2000000000"),
+        ("dataset", "nan", "{}: the test set has NaN, or a value that is infinite in fp32, in the input of sample "),
+        ("dataset", "nan_items", "{}: the training set has NaN, or a value that is infinite in fp32, in the input of "),
+        ("dataset", "wide", "own.py:build cannot take inputs of 1 (mat1 and mat2 shapes cannot be multiplied (2x1 and"),
+        ("dataset", "whole", "return inputs in float32, or pixels in uint8, from {}, or change own.py:build"),
+        ("dataset", "fails", "{} cannot be used: line 36: ValueError: no such width"),
+        ("dataset", "laod", "own.py has no function 'laod' (did you mean 'load'?); choose one of Items, Net, parts, "),
+        ("model", "own:build", "there is no model 'own'; a function in your own file is named own.py:build"),
+        ("model", "narrow", "{} returns 2x2 for 2 samples instead of 2x3 " + LOGITS),
+        ("model", "pair", "{} returns tuple instead of a tensor of " + LOGITS),
+        ("model", "scalar", "{} returns a single number for 2 samples instead of 2x3 " + LOGITS),
+        ("model", "detached", "{} returns logits that have no gradient; leave out detach, no_grad and the like"),
+        ("model", "nothing", "{} must return a torch.nn.Module, and returned NoneType"),
+        ("model", "fails", "{} cannot be used: line 36: ValueError: no such width"),
+    ],
+)
+def test_what_a_users_function_gives_wrong_is_one_sentence_that_names_it_before_the_run(
+    option: str, function: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(WRONG, encoding="utf-8")
+    name = function if ":" in function else f"own.py:{function}"
+    own = {"model": "own.py:build", "dataset": "own.py:load"} | {option: name}
+    answer = invoke("run", "--model", own["model"], "--dataset", own["dataset"], "--steps", "2", "--out", "out")
+    assert answer.code == 2
+    assert sentence.format(name) in answer.error
+    assert "\n" not in answer.error
+    assert not (tmp_path / "out").exists()
 
 
 def losses(folder: Path) -> list[tuple[str, str]]:

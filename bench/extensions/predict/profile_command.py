@@ -1,13 +1,18 @@
 """The command `bench profile`, which measures the steps of a user's own script for `bench predict`."""
 
+from __future__ import annotations
+
+import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from bench.cli.commands import MODEL, Command
+from bench.cli.console import print_json
+from bench.cli.options import AsJson
 from bench.core import spec
 from bench.core.config.run import OUTPUT
 from bench.core.errors import UsageError
@@ -15,6 +20,9 @@ from bench.core.files import check_writable
 from bench.core.units import format_bytes, format_seconds
 from bench.extensions.predict.options import DEFAULT_COMPRESSORS
 from collectives.options import raise_first
+
+if TYPE_CHECKING:
+    from bench.extensions.predict.script_profile import Profile
 
 PROFILE = Path("profile.json")
 EXAMPLES = """[bold]Examples[/bold]
@@ -46,6 +54,7 @@ def profile(
         str, typer.Option(help="Compressors whose encoding is measured, separated by commas.")
     ] = DEFAULT_COMPRESSORS,
     out: Annotated[Path, typer.Option(help="The file to write.", metavar="FILE", rich_help_panel=OUTPUT)] = PROFILE,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the steps of your own training script, started with torchrun, for `bench predict`."""
     if not script.is_file():
@@ -53,7 +62,6 @@ def profile(
     check_writable(out)
     from bench.extensions.predict.calibrating import cannot_be_calibrated
     from bench.extensions.predict.script_profile import profile_of, record
-    from bench.extensions.predict.sentences import first_epoch_note
     from compressors.base import Compressor
 
     wanted = [cast(Compressor, spec.build("compressors", text)) for text in spec.split_list(compressors)]
@@ -64,11 +72,30 @@ def profile(
         print(f"recorded {steps} steps and ended {script}", file=sys.stderr)
         found = profile_of(Path(name), script, given, [*dict.fromkeys(["none", *map(str, wanted)])], _tell)
     found.write(out)
+    if as_json:
+        print_json(json.loads(out.read_text(encoding="utf-8")))
+    else:
+        _show(found)
+    computed_s = found.computed_s + found.update_s
+    idle_s = found.step_s - found.exposed_s - computed_s
+    if idle_s > 0.2 * computed_s:
+        print(
+            f"warning: ranks also waited for {format_seconds(idle_s)} of a step, for data or for cores that other "
+            "processes used; predictions leave that out",
+            file=sys.stderr,
+        )
+    print(f"wrote {out}; next: bench predict --from-profile {out} --hosts 2 --bandwidth 100mbit", file=sys.stderr)
+
+
+def _show(found: Profile) -> None:
+    from bench.extensions.predict.sentences import first_epoch_note  # imports torch
+
     ready = ", ".join(
         f"{format_bytes(4 * sum(bucket.numels))} after {format_seconds(bucket.ready_s)}" for bucket in found.buckets
     )
     accumulated = f", in {found.micro_steps} micro-steps" if found.micro_steps > 1 else ""
-    print(f"{script}: a step of {world_size} ranks on this machine takes {format_seconds(found.step_s)}{accumulated}")
+    took = f"{format_seconds(found.step_s)}{accumulated}"
+    print(f"{found.script}: a step of {found.world_size} ranks on this machine takes {took}")
     for part in ("batch", "forward", "backward", "exposed", "update"):
         earlier = f", and {found.micro_steps - 1} micro-steps before it" if accumulated and part == "forward" else ""
         print(f"  {part:<20} {format_seconds(getattr(found, f'{part}_s'))}{earlier}")
@@ -81,15 +108,6 @@ def profile(
         print(f"  {text:<20} {later} encoded; {first} in the first epoch")
     for sentence in first_epoch_note(found, found.first_epoch):
         print(sentence)
-    computed_s = found.computed_s + found.update_s
-    idle_s = found.step_s - found.exposed_s - computed_s
-    if idle_s > 0.2 * computed_s:
-        print(
-            f"warning: ranks also waited for {format_seconds(idle_s)} of a step, for data or for cores that other "
-            "processes used; predictions leave that out",
-            file=sys.stderr,
-        )
-    print(f"wrote {out}; next: bench predict --from-profile {out} --hosts 2 --bandwidth 100mbit", file=sys.stderr)
 
 
 def _tell(text: str) -> None:

@@ -335,7 +335,7 @@ def test_a_network_is_tried_with_the_shape_of_the_data(files: Path) -> None:
     fits, unfit, reads = (spec.build("models", f"net.py:{name}").build(3) for name in ("build", "Net:width=3", "reads"))
     outputs = try_forward(fits, "fits", inputs)
     assert isinstance(outputs, torch.Tensor)
-    assert (tuple(outputs.shape), outputs.requires_grad) == ((2, 3), False)
+    assert (tuple(outputs.shape), outputs.requires_grad) == ((2, 3), True)
     with pytest.raises(ValueError, match=r"unfit cannot take inputs of 2x3 \("):
         try_forward(unfit, "unfit", inputs)
     outputs = try_forward(reads, "reads", torch.zeros(2, 6))  # a network may look at the values

@@ -150,6 +150,7 @@ empty = parts(GOOD, Items(None, 0))
 strings = parts((np.array([["a"], ["b"]]), np.arange(2)), GOOD)
 whole = parts((X.long(), Y), GOOD)
 columns = parts((X, Y.view(-1, 1)), GOOD)
+gaps = parts((X, Y * 50), GOOD)
 frame = parts(*[(pd.DataFrame(X.numpy()), pd.Series(Y.numpy()))] * 2)
 """
 
@@ -214,6 +215,14 @@ def test_what_the_function_draws_belongs_to_the_seed_and_the_global_generators_s
     assert still.load(file.parent, seed=1)[0].inputs is still.load(file.parent, seed=2)[0].inputs  # called once
 
 
+def test_classes_without_a_training_sample_are_noted(file: Path) -> None:
+    assert spec.build("datasets", "data.py:given:name=plain").warnings() == []
+    assert spec.build("datasets", "data.py:gaps").warnings() == [
+        "the training set of data.py:gaps has no sample of 98 of its 101 classes, such as 1; labels should number the "
+        "classes from 0"
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
@@ -238,6 +247,7 @@ def test_what_the_function_draws_belongs_to_the_seed_and_the_global_generators_s
         ("words", "needs labels that are whole numbers from 0, and item 0 has str 'cat'"),
         ("negative", "needs labels that are whole numbers from 0, and has the label -1"),
         ("texts", "the training set has an input in item 0 of type str 'abc'; give a tensor, or an array of numbers"),
+        ("ragged", "the training set must have inputs of one shape, and has (2,) and, in item 1, (1,)"),
         ("stream", "the training set must be a torch Dataset or a pair of tensors, and is Stream; return (inputs,"),
         ("loader", "and is DataLoader; return (inputs, labels), or a Dataset with a length whose items are (input,"),
         ("empty", "the test set is empty"),
@@ -251,9 +261,3 @@ def test_a_wrong_return_is_named_with_what_is_wanted(name: str, sentence: str, f
         spec.build("datasets", f"data.py:{name}").sizes()
     assert str(refused.value).startswith(f"data.py:{name}")
     assert sentence in str(refused.value)
-
-
-def test_items_of_several_shapes_are_refused(file: Path) -> None:
-    train, _ = spec.build("datasets", "data.py:ragged").load(file.parent, seed=1)
-    with pytest.raises(UsageError, match="must have inputs of one shape, and has"):
-        train.at(slice(0, 2))

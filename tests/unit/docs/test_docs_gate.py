@@ -14,7 +14,7 @@ OF_MAKE = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}  # a make that runs the tests mus
 SITE = f"""
 INHERIT: {ROOT}/mkdocs.yml
 theme: {{name: mkdocs}}
-hooks: []
+hooks: ["{ROOT}/docs/hooks.py"]
 plugins: []
 nav: [index.md]
 """
@@ -47,3 +47,7 @@ def test_make_docs_fails_on_a_fault_and_is_silent_otherwise(
     )  # fmt: skip
     assert (made.returncode == 0) == (not complaint)
     assert (made.stdout, made.stderr) == ("", "") if not complaint else complaint in made.stderr
+    if not complaint:  # the links of a page that a server shows for every missing one
+        missing = (tmp_path / "build/site/404.html").read_text(encoding="utf-8")
+        assert 'href="css/' in missing
+        assert '="/' not in missing
