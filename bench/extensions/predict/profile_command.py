@@ -97,7 +97,7 @@ def _show(found: Profile) -> None:
     took = f"{format_seconds(found.step_s)}{accumulated}"
     print(f"{found.script}: a step of {found.world_size} ranks on this machine takes {took}")
     for part in ("batch", "forward", "backward", "exposed", "update"):
-        earlier = f", and {found.micro_steps - 1} micro-steps before it" if accumulated and part == "forward" else ""
+        earlier = f", with the first {found.micro_steps - 1} micro-steps" if accumulated and part == "forward" else ""
         print(f"  {part:<20} {format_seconds(getattr(found, f'{part}_s'))}{earlier}")
     print(f"  {'buckets ready':<20} {ready}")
     for text, in_first_epoch in found.first_epoch.items():

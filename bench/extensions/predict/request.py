@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.core import spec
 from bench.core.config.configuration import NOT_GIVEN
-from bench.core.config.run import RunConfig
+from bench.core.config.run import MAX_RANKS, RunConfig
 from bench.core.config.syntax import Straggler
 from bench.core.counters import FRAME_BYTES, FRAME_HEADER_BYTES
 from bench.core.errors import UsageError
@@ -211,7 +211,7 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
         strategy=request.strategy,
         # Of the optimizer of a profiled script, only the name is known.
         optimizer=RunConfig.optimizer if request.is_ddp else calibration.optimizer,
-        world_size=request.world_size,
+        world_size=min(request.world_size, MAX_RANKS),  # more ranks can be predicted than run
         trigger=request.trigger,
         device="cpu",
     )
