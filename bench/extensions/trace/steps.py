@@ -153,7 +153,7 @@ def _late(ranks: Sequence[RankSteps]) -> list[Late]:
     waits = np.zeros((len(ranks), len(ranks)))  # [who waited, for whom]
     for index, each in enumerate(ranks):
         calls = each.calls
-        known = (calls.late >= 0) & (calls.late != index)
+        known = calls.late >= 0
         until = calls.end_s[known] - calls.transfer_s[known]
         exposed = lengths(each.sets["exposed_wait_s"], calls.start_s[known], until)
         np.add.at(waits[index], calls.late[known], exposed / len(each.numbers))

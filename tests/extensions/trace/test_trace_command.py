@@ -138,15 +138,16 @@ def test_waits_inside_fsdp_and_encoding_of_gradwire_are_no_compute(tmp_path: Pat
         event("FSDP::pre_backward (0)", "user_annotation", 10, 40),
         event("aten::copy_", "cpu_op", 35, 40),
         event("gradwire: encode", "user_annotation", 62, 70, 5),
-        event("aten::topk", "cpu_op", 63, 69, 5),
+        event("aten::topk", "cpu_op", 63, 66, 5),
+        event("gradwire: exchange", "user_annotation", 66, 68, 5),  # as PowerSGD makes between its factors
         event("gradwire: send", "user_annotation", 70, 71, 5),
         event("gradwire: wait", "user_annotation", 71, 85, 5),
         event("gradwire: decode", "user_annotation", 85, 88, 5),
     ]
     found = answer(write(tmp_path / "t.json", about(0, 1, "gloo"), events))
     (step,) = found["ranks"][0]["steps"]
-    assert (step["compute_s"], step["encoding_s"]) == (pytest.approx(0.035), pytest.approx(0.011))
-    assert step["exposed_unsplit_s"] == pytest.approx(0.015)
+    assert (step["compute_s"], step["encoding_s"]) == (pytest.approx(0.035), pytest.approx(0.009))
+    assert step["exposed_unsplit_s"] == pytest.approx(0.017)
     assert any("bytes of gradwire" in note for note in found["notes"])
 
 
