@@ -9,6 +9,7 @@ Sources: the writer of these files is libkineto (`output_json.cpp`); the argumen
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import math
@@ -32,8 +33,8 @@ _LIBRARY = re.compile(r"(?<![a-z])(nccl|rccl|oneccl|hccl|mscclpp|msccl)", re.IGN
 _LIKE_AN_EXCHANGE = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|multimem|nvshmem|deep_ep", re.IGNORECASE
 )
-# Namespaces of operators that start or await an exchange.
-_EXCHANGES = frozenset({"c10d", "_c10d_functional", "c10d_functional"})
+# Operators of c10d prepare and start an exchange, which is work, except for those that block.
+_BLOCKS = re.compile(r"c10d\w*::.*(wait|barrier)")
 _STEP = re.compile(r"ProfilerStep#?\s*(\d{1,12})$")
 _MARK = "gradwire: "
 
@@ -116,14 +117,14 @@ def _role(name: str, *, is_operator: bool) -> str:
     """Return what an operator or annotation on the host does.
 
     Returns:
-        "computes"; "calls" if it mainly calls others, such as a node of autograd, whose hooks may wait;
-        "exchanges" if it starts or awaits an exchange; "waits" if it is a part of FSDP, which computes, too; or "".
+        "computes"; "calls" if it mainly calls others, such as a node of autograd, whose hooks may wait; "blocks" until
+        an exchange has ended; "waits" if it is a part of FSDP, which computes, too; or "".
     """
     space, colons, _ = name.partition("::")
     if space == "FSDP":
         return "waits"
-    if space in _EXCHANGES:
-        return "exchanges"
+    if _BLOCKS.search(name):
+        return "blocks"
     if name.startswith("## Call CompiledFxGraph"):
         return "computes"
     if not is_operator:
@@ -136,10 +137,10 @@ class _Events:
 
     def __init__(self) -> None:
         self._operators: dict[str, dict[Lane, list[Span]]] = {
-            role: defaultdict(list) for role in ("computes", "calls", "exchanges", "waits", "")
+            role: defaultdict(list) for role in ("computes", "calls", "blocks", "waits", "")
         }
         self._marks: dict[Lane, list[tuple[str, float, float]]] = defaultdict(list)
-        self._gloo: list[tuple[float, float, str, dict[str, Any]]] = []
+        self._gloo: dict[Lane, list[tuple[float, float, str, dict[str, Any]]]] = defaultdict(list)
         self._device: dict[Lane, list[tuple[float, float, Any]]] = defaultdict(list)  # with the correlation
         self._sent: list[tuple[float, float, str, dict[str, Any], Lane]] = []
         self._device_marks: dict[Lane, list[Span]] = defaultdict(list)
@@ -181,7 +182,7 @@ class _Events:
             elif name in (_MARK + "encode", _MARK + "decode"):
                 self._device_marks[lane].append((start, end))
         elif name.startswith("gloo:"):
-            self._gloo.append((start, end, name, arguments))
+            self._gloo[lane].append((start, end, name, arguments))
         elif category in ("cpu_op", "operator", "user_annotation"):
             self._add_of_host(name, category, start, end, lane, arguments)
 
@@ -296,7 +297,11 @@ class _Events:
                 f"{path.name}: {missing} exchanges do not say their group, type and size (older PyTorch or another "
                 "library); they count as one group, whose bytes are not known"
             )
-        if self._started and not self._sent and max(map(len, self._groups.values()), default=2) > 1:
+        if self._started and not self._device and not self._sent:
+            notes.append(
+                f"{path.name} was recorded without the accelerator (ProfilerActivity.CUDA), so its parts are the host's"
+            )
+        elif self._started and not self._sent and max(map(len, self._groups.values()), default=2) > 1:
             notes.append(
                 f"{path.name}: the host started {len(self._started)} exchanges, but no kernel has a name of a known "
                 "library; the exchange counts as compute or idle time"
@@ -316,16 +321,19 @@ class _Events:
         # The events do not name their group. If all groups have the same ranks, this does not matter.
         alike = {ranks for ranks in self._groups.values() if len(ranks) > 1}
         group = ("gloo", "", alike.pop() if len(alike) == 1 else ())
-        for start, end, name, arguments in self._gloo:
-            types = arguments.get("Input type")
-            yield Call(
-                kind=kind_of(name.removeprefix("gloo:")),
-                group=group,
-                start_s=self._s(start),
-                end_s=self._s(end),
-                in_numel=numel_of(arguments.get("Input Dims")),
-                dtype=dtype_of(types[0]) if isinstance(types, list) and types else "",
-            )
+        for lane, events in self._gloo.items():
+            events.sort(key=lambda each: each[:2])
+            ends = _with_copies(events, self._operators["computes"][lane])
+            for (start, _, name, arguments), end in zip(events, ends, strict=True):
+                types = arguments.get("Input type")
+                yield Call(
+                    kind=kind_of(name.removeprefix("gloo:")),
+                    group=group,
+                    start_s=self._s(start),
+                    end_s=self._s(end),
+                    in_numel=numel_of(arguments.get("Input Dims")),
+                    dtype=dtype_of(types[0]) if isinstance(types, list) and types else "",
+                )
 
     def _own_calls(self) -> Iterator[Call]:
         """Yield this project's exchanges: from the send of a message to the decoding of the sum, or a blocking one."""
@@ -351,9 +359,9 @@ class _Events:
     def _host_work(self) -> tuple[Intervals, Intervals]:
         """Return when CPUs computed outside of our exchange, and when they encoded."""
         compute = [EMPTY]
-        computes, calls, exchanges, waits, _ = self._operators.values()
-        for lane in {*computes, *calls}:
-            exchange = self._set([*exchanges[lane], *((start, end) for _, start, end in self._marks[lane])])
+        computes, calls, blocks, waits, _ = self._operators.values()
+        for lane in {*computes, *calls} - self._gloo.keys():
+            exchange = self._set([*blocks[lane], *((start, end) for _, start, end in self._marks[lane])])
             calling = minus(self._set(calls[lane]), self._set(waits[lane]))
             compute.append(minus(joined(self._set(computes[lane]), calling), exchange))
         return joined(*compute), self._host_marks()
@@ -383,6 +391,22 @@ def _on_device(steps: dict[int, Span], launches: np.ndarray[Any, Any]) -> dict[i
         return max(time, float(ended[np.searchsorted(launches[:, 0], time, side="left")]))
 
     return {number: (border(start), border(end)) for number, (start, end) in steps.items()}
+
+
+def _with_copies(events: Sequence[tuple[float, float, str, dict[str, Any]]], copies: Sequence[Span]) -> list[float]:
+    """Return the ends of gloo's exchanges on a thread, each after the copies of what has arrived, which it makes next.
+
+    Args:
+        events: the exchanges on the thread, in order.
+        copies: the operators on the same thread.
+    """
+    ends = [end for _, end, *_ in events]
+    starts = [start for start, *_ in events]
+    for start, end in copies:
+        index = bisect.bisect_right(starts, start) - 1
+        if index >= 0:
+            ends[index] = max(ends[index], end)
+    return ends
 
 
 def _groups_of(config: object) -> Iterator[tuple[str, tuple[int, ...]]]:
