@@ -35,6 +35,7 @@ _LIKE_AN_EXCHANGE = re.compile(
 )
 # Operators of c10d prepare and start an exchange, which is work, except for those that block.
 _BLOCKS = re.compile(r"c10d\w*::.*(wait|barrier)")
+_IDS = frozenset({"correlation", "External id"})
 _STEP = re.compile(r"ProfilerStep#?\s*(\d{1,12})$")
 _MARK = "gradwire: "
 
@@ -156,7 +157,7 @@ class _Events:
         if event.get("ph") != "X":
             return
         name, start, length = str(event.get("name", "")), _number(event.get("ts")), _number(event.get("dur", 0))
-        if start is None or length is None or length < 0:
+        if start is None or length is None or length < 0 or not math.isfinite(start + length):
             self._num_bad += 1
             return
         end, category = start + length, str(event.get("cat", "")).lower()
@@ -164,6 +165,8 @@ class _Events:
         arguments = event.get("args")
         if not isinstance(arguments, dict):
             arguments = {}
+        for key in _IDS & arguments.keys():
+            arguments[key] = str(arguments[key])
         if category in _DEVICE:
             if "Collective name" in arguments or _LIBRARY.search(name):
                 self._sent.append((start, end, name, arguments, lane))
@@ -258,7 +261,8 @@ class _Events:
         events += [(start, end, arguments.get("correlation")) for start, end, _, arguments, _ in self._sent]
         if steps:
             known = [(self._launched[each][0], end) for _, end, each in events if each in self._launched]
-            return _on_device(steps, np.array(known, dtype=np.float64).reshape(-1, 2))
+            moved = _on_device(steps, np.array(known, dtype=np.float64).reshape(-1, 2))
+            return {number: span for number, span in moved.items() if span[1] > span[0]} or steps
         if not events or any(self._operators.values()):
             raise NotATrace(
                 f"{path} marks no steps; call step() of the profiler after each training step, and record at least one"

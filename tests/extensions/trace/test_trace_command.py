@@ -202,6 +202,12 @@ def unequal_counts(folder: Path) -> Path:
 
 def bad_values(folder: Path) -> Path:
     events = [event("k", "kernel", 5, 6) | {"ts": bad} for bad in ("soon", None, [], True, float("nan"), 10**400)]
+    events += [
+        event("k", "kernel", 5, 6, correlation={}, stream=[]),
+        event("cudaLaunch", "cuda_runtime", 5, 6, correlation=[]),
+    ]
+    events += [event("ncclKernel", "kernel", 5, 6, **{key: {"deep": [[[-1]]]} for key in described()})]
+    events += [event("gloo:all_reduce", "cpu_op", 5, 6, **{"Input Dims": [[2**70, -1, True]], "Input type": [{}]})]
     return write(folder / "a.json", about(0, 1), [*marks(1), event("k", "kernel", 10, 60, 7), *events, {}, {"ph": "X"}])
 
 
@@ -336,7 +342,7 @@ def test_bench_run_records_the_exchange_of_gradwire(tmp_path: Path) -> None:
 def test_a_large_trace_needs_less_than_two_gigabytes(tmp_path: Path) -> None:
     path = tmp_path / "rank0.json"
     steps = [each for step in range(0, 40_000, 100) for each in step_events(0, step)]
-    operators = [event("aten::convolution_of_a_model", "cpu_op", i / 20, i / 20 + 0.04, i % 3) for i in range(450_000)]
+    operators = [event("aten::convolution_of_a_model", "cpu_op", i / 20, i / 20 + 0.04, i % 3) for i in range(600_000)]
     write(path, about(0), marks(400) + steps + operators)
     assert path.stat().st_size > 1e8
     code = "from bench.cli.app import main; main()"
