@@ -61,11 +61,11 @@ def _three_digits(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
-def parse_rate(text: str) -> float:
+def parse_rate(text: str, most: float = MAX_RATE_BPS) -> float:
     """Parse a rate such as ``100mbit`` or ``1gbit`` to bits per second.
 
     Raises:
-        UsageError: the text is not a rate above 0 and up to `MAX_RATE_BPS`, or could mean bits as well as bytes.
+        UsageError: the text is not a rate above 0 and up to `most`, or could mean bits as well as bytes.
     """
     if match := _BITS_OR_BYTES.fullmatch(text):
         prefix = match[2][:1].lower()
@@ -74,8 +74,8 @@ def parse_rate(text: str) -> float:
             f"'{text}' may mean bits or bytes per second; write {number:.10g}{prefix}bit for bits, or "
             f"{8 * number:.10g}{prefix}bit for bytes"
         )
-    hint = "a bandwidth; write it like 100mbit, 1gbit or 800kbit, up to 100gbit"
-    return _quantity(text, _RATE, _PREFIX, MAX_RATE_BPS, hint, may_be_zero=False)
+    hint = f"a bandwidth; write it like 100mbit, 1gbit or 800kbit, up to {most / 1e9:.0f}gbit"
+    return _quantity(text, _RATE, _PREFIX, most, hint, may_be_zero=False)
 
 
 def parse_size(text: str) -> int:

@@ -1,12 +1,14 @@
 """The training loop of one rank: steps, evaluations, checkpoints and rows."""
 
 import dataclasses
+import json
 import math
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd import profiler
 
 from bench.core import functions
 from bench.core.config.run import RunConfig
@@ -151,6 +153,7 @@ class Trainer:
         self._checkpoint_at = self._due(config.checkpoint_every)
         self._skips_in_a_row = self._num_losses = self._unchecked = 0
         self._losses: list[torch.Tensor] = []
+        self._profiled: list[dict[str, Any]] = []  # what this rank's clocks measured in steps that are profiled
 
     def run(self) -> None:
         """Train to the end of the run, or to the target with `stop_at_target`; evaluate and checkpoint in between.
@@ -280,6 +283,10 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         if self.profiler is not None:
+            if profiler._is_profiler_enabled:  # let the trace be compared with the rank's own clocks
+                own = {"exposed_s": report.exposed_s, "encode_s": report.encode_s, "exchange_s": report.exchange_s}
+                self._profiled.append({"step": self.profiler.step_num, "step_s": time.perf_counter() - started} | own)
+                self.profiler.add_metadata_json("bench_steps", json.dumps(self._profiled))
             self.profiler.step()
         self.recorder.count(report)
         # Warm-up ends after `untimed_steps` steps of the run, because a slow asynchronous rank makes few steps itself.

@@ -109,6 +109,9 @@ def _train(
         profiler = torch.profiler.profile(
             schedule=torch.profiler.schedule(wait=config.warmup_steps, warmup=1, active=config.profile, repeat=1),
             on_trace_ready=lambda profile: profile.export_chrome_trace(trace),
+            record_shapes=True,
+            # otherwise the thread of the exchange is not recorded
+            experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True),
         )
 
     def has_joined() -> None:

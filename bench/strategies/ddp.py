@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd import profiler
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
@@ -201,7 +202,7 @@ class DdpExchange(Exchange):
             )
         self._gradient.nbytes += round(2 * (world_size - 1) / world_size * sum(part.nbytes for part in encoded))
         report = StepReport(skipped=self._is_skipped(), encoded=encoded)
-        if self._step_index % DDP_TIMER_EVERY == DDP_TIMER_EVERY - 1:
+        if self._step_index % DDP_TIMER_EVERY == DDP_TIMER_EVERY - 1 or profiler._is_profiler_enabled:
             cast(Any, self._ddp.logger).set_runtime_stats_and_log()  # else the timers are those of the previous step
             timers = self._ddp._get_ddp_logging_data()
             ended, computed = timers.get("backward_comm_time_end"), timers.get("backward_compute_time_end")

@@ -44,6 +44,7 @@ from gradwire.exchange.communicator import (
     await_command,
     own_transport,
 )
+from gradwire.exchange.marks import mark
 from gradwire.exchange.reducer import DONE, PendingReduction, Reducer
 from gradwire.exchange.report import Bucket, StepReport
 from gradwire.step_guard import after_closure, checked_optimizers, parameters_of, unknown_parameter
@@ -297,7 +298,8 @@ class CompressionHook(CompressedCommunicator):
             if not under_way or not self._jobs.empty():
                 jobs = self._jobs.get()
                 if jobs and self._settings.trigger == "sync":
-                    self._attempt(lambda: await_command(self.transport))
+                    with mark("exchange"):
+                        self._attempt(lambda: await_command(self.transport))
                 if jobs:
                     self._attempt(functools.partial(self._unscale_and_clip, jobs))
                 if jobs and self._checks_weights:
@@ -388,7 +390,8 @@ class CompressionHook(CompressedCommunicator):
             buffer.mul_(self._scale)
 
     def _conclude(self) -> None:
-        is_nonfinite = self._any_nonfinite()
+        with mark("exchange"):
+            is_nonfinite = self._any_nonfinite()
         self.conclude(is_nonfinite=is_nonfinite)
         # The scaler must see the overflow on every rank, because it then skips the step and lowers its scale.
         self._overflowed = is_nonfinite and self._settings.scaler is not None

@@ -31,6 +31,7 @@ from compressors.layer import Layer, Memory, Step, copies, memory_nbytes
 from compressors.parts.buckets import NonFinite, bundled, clip_factor, split, summed
 from compressors.quantizers import SharedScale
 from gradwire.exchange.encode_group import UNCOMPRESSED, EncodeGroup, LayerStore, group_layers
+from gradwire.exchange.marks import mark
 from gradwire.exchange.report import Bucket, EncodedLayer
 
 # (this rank's message, ids of the layers inside) -> the sum over ranks
@@ -221,22 +222,31 @@ class PerLayerReducer(Reducer):
 
     @override
     def start(self, bucket: Bucket, start_sum: StartSum, transport: Transport) -> PendingReduction:
-        encoded = self._encode_screened(bucket, transport)
+        with mark("encode"):
+            encoded = self._encode_screened(bucket, transport)
         if not encoded:
             return DONE
         groups = [group for group, _, _ in encoded]
         # Collectives that keep state per layer need the ids in the order in which the layers lie in the message.
-        pending = start_sum(bundled([payload for _, payload, _ in encoded]), sum((group.key for group in groups), ()))
+        key = sum((group.key for group in groups), ())
+        with mark("send"):
+            pending = start_sum(bundled([payload for _, payload, _ in encoded]), key)
         bucket.gradients = bucket.updates  # backward can reuse their memory while the message travels
         for group in groups:
             group.gradients.clear()
         self._report(encoded, bucket)
 
+        def wait() -> None:
+            with mark("wait"):
+                pending.wait()
+
         def finish() -> None:
-            self._finish(groups, pending.finish(), bucket)
+            wait()
+            with mark("decode"):
+                self._finish(groups, pending.finish(), bucket)
             self.memory.buffers.release(group.key for group in groups)
 
-        return PendingReduction(wait=pending.wait, finish=finish)
+        return PendingReduction(wait=wait, finish=finish)
 
     def message(self, bucket: Bucket, transport: Transport | None = None) -> Payload | None:
         """Do the first half of `reduce`: return the message to be summed, or None if the bucket has no elements.
@@ -248,13 +258,15 @@ class PerLayerReducer(Reducer):
         """
         if self.compressor.traits.needs_all_ranks and transport is None:
             raise TypeError(f"{self.compressor.component_name} needs all ranks while it encodes; call reduce")
-        encoded = self._encode(bucket, transport)
+        with mark("encode"):
+            encoded = self._encode(bucket, transport)
         self._report(encoded, bucket)
         return bundled([payload for _, payload, _ in encoded]) if encoded else None
 
     def finish_bucket(self, total: Payload, bucket: Bucket) -> None:
         """Do the second half of `reduce`: write the updates, computed from the sum of all ranks' messages."""
-        self._finish(self._groups(bucket), total, bucket)
+        with mark("decode"):
+            self._finish(self._groups(bucket), total, bucket)
 
     def _encode_screened(self, bucket: Bucket, transport: Transport) -> list[Encoded]:
         """Encode a bucket; if a value is not finite, call the bucket's `screen` before encoding.
@@ -351,7 +363,8 @@ class MultiRoundReducer(Reducer):
         def average(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal waited_s
             began = time.perf_counter()
-            total = start_sum(Dense(tensor), tuple(layer.id for layer in bucket.layers)).finish()
+            with mark("exchange"):
+                total = start_sum(Dense(tensor), tuple(layer.id for layer in bucket.layers)).finish()
             waited_s += time.perf_counter() - began
             mean = torch.zeros(tensor.numel(), dtype=torch.float32, device=total.device)
             total.add_to_(mean, divisor=bucket.step.world_size)
@@ -366,7 +379,8 @@ class MultiRoundReducer(Reducer):
         num_compressed = sum(group.compressor is self.compressor for group in groups)
         compressed = [(group.layer, x) for group, x in zip(groups[:num_compressed], inputs, strict=False)]
         updates = [group.updates[0] for group in groups[:num_compressed]]
-        means = self.compressor.reduce(compressed, inputs[num_compressed:], bucket.step, average, updates)
+        with mark("encode"):
+            means = self.compressor.reduce(compressed, inputs[num_compressed:], bucket.step, average, updates)
         if self.compressor.traits.keeps_residual:
             for x, update in zip(inputs, updates, strict=False):
                 x.sub_(update)

@@ -27,6 +27,7 @@ from compressors.base import Compressor, MultiRound, PerLayer
 from compressors.layer import Layer
 from gradwire.components import build_components, check_momentum
 from gradwire.exchange.communicator import HookSettings
+from gradwire.exchange.marks import mark
 from gradwire.exchange.reducer import PerLayerReducer
 from gradwire.exchange.report import Bucket
 from gradwire.fsdp.attach import FsdpHook, checked_units
@@ -139,7 +140,9 @@ class ReduceScatterHook(FsdpHook):
                 report.encode_s = (report.encode_s or 0.0) + bucket.encode_s
                 report.encoded += bucket.encoded if rank != own else []
             arriving = Bucket(layers=self._rows[unit.name][own], gradients=list(shard.split(sizes)), step=self._step)
-            self.reducer.finish_bucket(UnreducedSum(_all_to_all(messages, self.transport)), arriving)
+            with mark("exchange"):
+                parts = _all_to_all(messages, self.transport)
+            self.reducer.finish_bucket(UnreducedSum(parts), arriving)
             self.reducer.memory.buffers.end_step()
             report.encode_s = (report.encode_s or 0.0) + arriving.encode_s
 
