@@ -144,12 +144,12 @@ def _print(job: Job, collectives: Sequence[CollectiveRow], rate_bps: float | Non
             cells.append([PARTS[name], "not known", "", ""])
             continue
         most_s, rank = max((value, -each.rank) for each in job.ranks if (value := each.mean(name)) is not None)
-        slowest = f"{format_seconds(most_s)} (rank {-rank})" if len(job.ranks) > 1 else ""
-        cells.append([PARTS.get(name, "step"), format_seconds(mean), f"{mean / job.step_s:.1%}", slowest])
+        longest = f"{format_seconds(most_s)} (rank {-rank})" if len(job.ranks) > 1 else ""
+        cells.append([PARTS.get(name, "step"), format_seconds(mean), f"{mean / job.step_s:.1%}", longest])
     num_steps = len(job.ranks[0].numbers)
     ranks = f"{len(job.ranks)} rank{'s' * (len(job.ranks) > 1)}"
     heading = f"mean of {ranks}, {num_steps} step{'s' * (num_steps > 1)}"
-    console.print(table_of([heading], ["time", "share", "slowest rank"], cells))
+    console.print(table_of([heading], ["time", "share", "longest"], cells))
     if len(job.ranks) > 1:
         console.print(
             table_of(
