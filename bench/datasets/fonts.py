@@ -172,9 +172,10 @@ class Face:
         from PIL import ImageFont
 
         try:
-            family, style = ImageFont.truetype(str(path), 16).getname()
-            with TTFont(path, lazy=True) as font:
-                characters = frozenset(font.getBestCmap() or ())
+            # Opened here, because Pillow replaces a path that it cannot read by a font of the system with this name.
+            with path.open("rb") as file:
+                family, style = ImageFont.truetype(file, 16).getname()
+                characters = frozenset(TTFont(file, lazy=True).getBestCmap() or ())
         except Exception as error:  # noqa: BLE001 - a damaged font leads to errors of many kinds
             raise DatasetError(f"{path} cannot be read as a font ({error}); repair or remove it") from None
         return cls(path=path, family=family or path.stem, style=style or "Regular", characters=characters)
@@ -226,8 +227,9 @@ def _drawn(face: Face, characters: Sequence[str], size: int) -> dict[str, bytes]
     """
     from PIL import Image, ImageDraw, ImageFont
 
-    # The basic layout, because the other one depends on an optional library.
-    font = ImageFont.truetype(str(face.path), size * 3 // 4, layout_engine=ImageFont.Layout.BASIC)
+    with face.path.open("rb") as file:
+        # The basic layout, because the other one depends on an optional library.
+        font = ImageFont.truetype(file, size * 3 // 4, layout_engine=ImageFont.Layout.BASIC)
 
     def draw(character: str) -> bytes:
         image = Image.new("L", (size, size))
