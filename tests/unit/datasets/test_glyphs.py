@@ -25,12 +25,16 @@ from bench.datasets.warp import rotate_scale_shear_shift
 NOWHERE = Path(__file__) / "nowhere"  # a file has no children
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 SMALL = "glyphs:classes=40"
-# Prints a hash of all samples, and of a batch that is augmented.
+# Prints the set, the identity of its file, and a hash of all samples and of a batch that is augmented.
 HASHED = f"""
 import hashlib, torch
 from pathlib import Path
 from bench.core import spec
+from bench.datasets.glyphs import Glyphs
+print("ready", flush=True)
+input()
 dataset = spec.build("datasets", "{SMALL}")
+print(dataset, dataset.drawings.file.stat().st_ino)
 parts = dataset.load(Path(), seed=1)
 tensors = [each.contiguous() for part in parts for each in (part.inputs, part.targets)]
 tensors.append(dataset.augment(parts[0].inputs[:9], torch.Generator().manual_seed(1)).contiguous())
@@ -63,13 +67,21 @@ def test_processes_that_start_at_once_draw_once_and_load_the_same_whatever_their
         subprocess.Popen(
             [sys.executable, "-c", HASHED],
             env=os.environ | {"OMP_NUM_THREADS": threads, "PYTHONHASHSEED": threads},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
         for threads in ("1", "3")
     ]
+    for process in started:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
     printed = {process.communicate()[0] for process in started}
     assert [process.returncode for process in started] == [0, 0]
-    assert len(printed) == 1
+    assert len(printed) == 1  # a second drawing would be another file, or fail
     drawn = [file for file in cache.iterdir() if file.suffix != ".lock"]
     assert len(drawn) == 1
     again = build(SMALL)
