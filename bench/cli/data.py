@@ -16,6 +16,7 @@ from bench.cli.options import complete, complete_from
 from bench.core import registry, spec
 from bench.core.config.run import DATA_DIR
 from bench.core.errors import RunFailed, UsageError
+from bench.core.files import check_writable, writing
 from collectives.options import did_you_mean
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ ACTIONS = {
     "list": "show the state of every data set",
     "prepare": "download and verify one data set",
     "verify": "load one data set and check it, without a network",
+    "sheet": "draw samples of one set of images, and what augmentation makes of them, into --out",
 }
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -33,6 +35,8 @@ EXAMPLES = """[bold]Examples[/bold]
   bench data prepare cifar10
 
   bench data verify cifar10 --data-dir /srv/data
+
+  bench data sheet glyphs:classes=100 --out glyphs.png
 
   bench data prepare cifar10:url=http://mirror.example/cifar-10-python.tar.gz"""
 
@@ -52,9 +56,10 @@ def data(
         ),
     ] = None,
     data_dir: Annotated[Path, typer.Option(help="Folder of the data sets.")] = Path(DATA_DIR),
+    out: Annotated[Path, typer.Option(help="PNG file of the sheet.")] = Path("sheet.png"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
-    """Show, download or check data sets."""
+    """Show, download, check or draw data sets."""
     if action not in ACTIONS:
         raise UsageError(
             f"there is no action '{action}'{did_you_mean(action, ACTIONS)}; choose one of {', '.join(ACTIONS)}"
@@ -68,7 +73,7 @@ def data(
         states = list(registry.ask_each("datasets", lambda each: _state(cast("Dataset", each()), data_dir)).values())
     else:
         dataset = cast("Dataset", spec.build("datasets", name))
-        _act(action, name, dataset, data_dir)
+        _act(action, name, dataset, data_dir, out)
         states = [_state(dataset, data_dir)]
     if as_json:
         print_json(states)
@@ -83,7 +88,7 @@ def data(
     stdout_console().print(table)
 
 
-def _act(action: str, name: str, dataset: Dataset, data_dir: Path) -> None:
+def _act(action: str, name: str, dataset: Dataset, data_dir: Path, out: Path) -> None:
     from bench.datasets.base import DatasetError  # imports torch
 
     try:
@@ -96,8 +101,19 @@ def _act(action: str, name: str, dataset: Dataset, data_dir: Path) -> None:
             if found != expected:
                 raise RunFailed(f"{name} holds {found} instead of {expected}; prepare it again in an empty --data-dir")
             print(f"{name}: {found} can be loaded", file=sys.stderr)
+        if action == "sheet":
+            _draw(dataset, data_dir, out)
     except DatasetError as error:
         raise RunFailed(str(error)) from None  # the network or the disk failed, not the user
+
+
+def _draw(dataset: Dataset, data_dir: Path, out: Path) -> None:
+    from bench.datasets.sheet import sheet_of
+
+    check_writable(out)
+    with writing(out):
+        sheet_of(dataset, data_dir).save(out, "PNG")
+    print(f"wrote {out}", file=sys.stderr)
 
 
 def _state(dataset: Dataset, data_dir: Path) -> dict[str, Any]:

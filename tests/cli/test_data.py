@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from bench.core import registry
 from bench.datasets.base import Samples
@@ -75,7 +76,20 @@ def test_a_download_that_fails_is_one_sentence(tmp_path: Path) -> None:
     assert "\n" not in answer.error
 
 
-@pytest.mark.parametrize("action", ["prepare", "verify"])
+def test_a_sheet_shows_samples_of_every_class_before_and_after_augmentation(tmp_path: Path) -> None:
+    out = tmp_path / "sheet"
+    answer = invoke("data", "sheet", "synthetic:train_size=30,test_size=20,size=16", "--out", str(out))
+    assert (answer.code, answer.error) == (0, f"wrote {out}\n")
+    with Image.open(out) as sheet:
+        assert sheet.size == (10 * (16 + 2), 3 * 14 + (3 + 2 + 4) * (16 + 2))  # gaps, headings
+        colours = [len(sheet.crop((0, top, 180, top + 18)).getcolors(4000) or ()) for top in (14, 82, 132)]
+    assert min(colours) > 50
+    answer = invoke("data", "sheet", "stdlib", "--out", str(out))
+    assert (answer.code, answer.error.count("\n")) == (2, 0)
+    assert "stdlib has no images" in answer.error
+
+
+@pytest.mark.parametrize("action", ["prepare", "verify", "sheet"])
 def test_preparing_and_verifying_need_a_name(action: str) -> None:
     answer = invoke("data", action)
     assert answer.code == 2

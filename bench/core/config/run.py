@@ -248,7 +248,9 @@ class RunConfig(RanksConfig):
         Doc("share of each training target that is spread evenly over all classes; test_loss is not smoothed"),
         Flag(WHAT),
     ] = 0.0
-    augment: Annotated[bool, Doc("crop and flip training images at random"), Flag(WHAT)] = True
+    augment: Annotated[
+        bool, Doc("change training images at random: crop and flip, or as the data set does"), Flag(WHAT)
+    ] = True
     amp: Annotated[Literal["none", "bf16"], Doc("mixed precision with torch's autocast: none or bf16"), Flag(WHAT)] = (
         "none"
     )

@@ -72,7 +72,9 @@ class CalibrateConfig(JobConfig):
     data_dir: Annotated[DataDir, Flag(MEASURED_RUN)] = DATA_DIR
     optimizer: Annotated[str, Doc("optimizer"), Flag(MEASURED_RUN, kind="optimizers")] = "sgd"
     batch_size: Annotated[Count, Doc("samples per rank and step"), Flag(MEASURED_RUN)] = 32
-    augment: Annotated[bool, Doc("crop and flip training images at random"), Flag(MEASURED_RUN)] = True
+    augment: Annotated[
+        bool, Doc("change training images at random: crop and flip, or as the data set does"), Flag(MEASURED_RUN)
+    ] = True
     bucket_mb: Annotated[BucketMb, Flag(MEASURED_RUN, chosen="25 to 45 % of the model, at least 1 and at most 25")] = (
         NOT_GIVEN
     )

@@ -25,6 +25,7 @@ NEVER = {
 }  # fmt: skip
 NOT_IN_CI = {
     "stdlib",  # the text of another Python is another
+    "glyphs",  # another version of Pillow may draw other pixels
     "elastic",  # `local` among the ranks that are there
 }
 DEFAULTS = {"compressor": "none", "collective": "native", "strategy": "ddp", "optimizer": "sgd"}
