@@ -89,7 +89,7 @@ def _denser_s(evidence: Evidence) -> float:
         return 0.0
     found = []
     for each in evidence.trajectories:
-        last = each.intervals[: each.num_to_target][-1][2]
+        last = each.intervals[-1][2]
         if each.num_to_target is not None:
             denser = {nbytes: count for nbytes, count in each.steps.items() if nbytes > SAME_LEVEL * last}
             found.append(evidence.step_times.training_s(denser) if denser else 0.0)

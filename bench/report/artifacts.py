@@ -90,9 +90,9 @@ def at(path: Path) -> tuple[ArtifactKind, Artifact] | None:
 
 
 def artifacts_in(folder: Path) -> list[tuple[ArtifactKind, Artifact]]:
-    """Return the artifacts that lie directly in a folder, with their kinds."""
-    inside = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [found for path in inside if not path.name.startswith(".") and (found := at(path))]
+    """Return the artifact that a folder is, and those that lie directly in it, with their kinds."""
+    inside = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")] if folder.is_dir() else []
+    return [found for path in (folder, *inside) if (found := at(path))]
 
 
 def to_show(paths: Sequence[Path], unused: Mapping[str, object]) -> tuple[Views, Path] | None:
