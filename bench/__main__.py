@@ -4,6 +4,7 @@ import os
 import sys
 
 from bench.core import processes
+from bench.core.waiting import waiting
 from gradwire.hidden_packages import LIBRARY, exit_if_hidden
 
 
@@ -12,6 +13,8 @@ def main() -> None:
     exit_if_hidden(LIBRARY)
     processes.end_at_once()
     _open_closed_streams()
+    if (command := sys.argv[1:2]) and not command[0].startswith("-") and os.environ.get("RANK", "0") == "0":
+        waiting.begin(command[0])
     from bench.cli.app import main as run_command
 
     run_command()

@@ -14,6 +14,7 @@ from bench.api.progress import warn
 from bench.core.errors import UsageError
 from bench.core.files import check_writable, make_folder, writing
 from bench.core.run_folder import PLOTS_FOLDER, REPORT, RUNS_FOLDER
+from bench.core.waiting import waiting
 from bench.report import artifacts, store
 from bench.report.page import Page, page, to_html
 from bench.report.plots.kinds import drawn_files, file_kinds, kinds
@@ -128,6 +129,7 @@ def _drawn(kind: str, results: Results) -> Iterator[tuple[str, Picture]]:
     for name, each in kinds().items():
         try:
             if kind in (name, ALL):
+                waiting.doing(f"drawing {name}")
                 yield name, each.draw(results)
         except NotDrawable as error:
             if kind != ALL:

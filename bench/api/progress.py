@@ -9,6 +9,7 @@ from rich.text import Text
 
 from bench.core.config.run import RunConfig
 from bench.core.units import format_seconds
+from bench.core.waiting import waiting
 from bench.report.quality import quality_of
 
 _WIDE = 100  # the bar is long if the terminal has at least this many columns
@@ -48,6 +49,7 @@ class LiveLine:
         self._task = self._progress.add_task(description, total=None, text=text)
 
     def __enter__(self) -> Self:
+        waiting.end()
         if not self.is_live:
             self.say(f"{self.title}: starting")
         return self

@@ -13,6 +13,7 @@ import typer
 from bench.cli.commands import Commands
 from bench.core.environment import failure_to_import_torch, version_of
 from bench.core.errors import BenchError, Interrupted, RunFailed, UsageError
+from bench.core.waiting import waiting
 from bench.launch.jobs.failure import clear_away
 
 # Errors about a path that the user gave: a circle of links, a name that is too long, a lack of permissions.
@@ -105,6 +106,7 @@ def main() -> None:
         app()
         sys.stdout.flush()  # so that a full disk raises here, not while Python exits
     except BaseException as error:
+        waiting.end()
         shown = shown_error(error)
         if shown is None:
             raise
@@ -116,4 +118,5 @@ def main() -> None:
             print(f"bench: {shown}", file=sys.stderr)
         sys.exit(shown.exit_code)
     finally:
+        waiting.end()
         gc.freeze()  # no collection at exit, because the process ends anyway

@@ -17,6 +17,7 @@ from bench.core import registry, spec
 from bench.core.config.run import DATA_DIR
 from bench.core.errors import RunFailed, UsageError
 from bench.core.files import check_writable, writing
+from bench.core.waiting import waiting
 from collectives.options import did_you_mean
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def _act(action: str, name: str, dataset: Dataset, data_dir: Path, out: Path) ->
             print(f"preparing {dataset.component_name} in {data_dir}", file=sys.stderr)
             dataset.prepare(data_dir)
         if action == "verify":
+            waiting.doing(f"loading {name}")
             loaded = map(len, dataset.load(data_dir, seed=1))
             found, expected = ("{} training and {} test samples".format(*sizes) for sizes in (loaded, dataset.sizes()))
             if found != expected:

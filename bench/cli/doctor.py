@@ -22,6 +22,7 @@ from bench.core.environment import PACKAGES, cpu_quota, usable_cores, version_of
 from bench.core.errors import BenchError, Interrupted, RunFailed, UsageError
 from bench.core.run_folder import RUNS_FOLDER
 from bench.core.units import format_bytes, format_rate
+from bench.core.waiting import waiting
 from bench.hosts import support
 from bench.hosts.virtual_network import forwarded_bps
 from bench.launch.jobs.failure import noted
@@ -55,6 +56,7 @@ def doctor(
     checks = []
     for check in examine(world_size=world_size, out=out, data_dir=data_dir, smoke=smoke):
         checks.append(check)
+        waiting.doing(f"checked {check.name}")
         if not as_json:
             level = f"[{COLOURS[check.level]}]{check.level:4}[/]"
             text = "; ".join(filter(None, (check.finding, check.fix)))

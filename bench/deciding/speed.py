@@ -1,12 +1,14 @@
 """Compare predicted speeds of methods in the user's own script, from its profile, which holds times but no accuracy."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from bench.core import registry
 from bench.core.errors import UsageError
+from bench.core.waiting import waiting
 from bench.launch.sweep_file import Settings
 from bench.report.statistics import break_even
 
@@ -110,11 +112,13 @@ def read_profile(path: Path, given: dict[str, Any], methods: Sequence[Settings])
 def speeds(predicted: PredictedSteps) -> list[Speed]:
     """Return the predicted step time of each method, compared with the first method, which is the baseline."""
     baseline = predicted.methods[0]
+    baseline_at = functools.cache(baseline.at_rate)
 
     def compared(method: PredictedMethod) -> Speed:
         factor, edge = baseline.step_time_s / method.step_time_s, None
         if predicted.rate_bps is not None and method is not baseline:
-            edge = faster_up_to(lambda rate: baseline.at_rate(rate) / method.at_rate(rate), predicted.rate_bps)
+            waiting.doing(f"finding the rate up to which {method.compressor} is faster")
+            edge = faster_up_to(lambda rate: baseline_at(rate) / method.at_rate(rate), predicted.rate_bps)
         return Speed(
             **{
                 field.name: getattr(method, field.name)
@@ -140,6 +144,13 @@ def faster_up_to(factor: Callable[[float], float], from_bps: float) -> float | N
         from_bps: the lowest rate to try.
     """
     lowest = min(from_bps, HIGHEST_BPS / 10)
-    rates = [lowest * (HIGHEST_BPS / lowest) ** (number / (RATES - 1)) for number in range(RATES)]
-    points = [(rate, factor(rate) / (1 + ERROR)) for rate in rates]
-    return HIGHEST_BPS if points[-1][1] > 1.0 else max(break_even(points), default=None)
+    rates = [min(HIGHEST_BPS, lowest * (HIGHEST_BPS / lowest) ** (number / (RATES - 1))) for number in range(RATES)]
+    points = ((rate, factor(rate) / (1 + ERROR)) for rate in reversed(rates))
+    above = next(points)
+    if above[1] > 1.0:
+        return HIGHEST_BPS
+    for point in points:  # from the highest rate down, because a factor takes long to compute
+        if edges := break_even([point, above]):
+            return max(edges)
+        above = point
+    return None

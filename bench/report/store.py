@@ -16,6 +16,7 @@ from bench.core.errors import DIVERGED, BenchError, NothingToCompare, UsageError
 from bench.core.files import check_regular, files_below
 from bench.core.rows import MissingColumns, RepeatedColumns, Warn, read_rows, warn_on_stderr
 from bench.core.schema import LAYERS, METRICS
+from bench.core.waiting import waiting
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,6 +63,7 @@ def read(
     left_out = {path.absolute() for path in without}
     rows: dict[tuple[Any, ...], Row] = {}
     for file, is_named in _files(paths, keep_going, warn).items():
+        waiting.doing(f"reading {file}")
         with _left_out_if(keep_going, warn):
             if file.absolute() not in left_out:
                 # The same rows may be in a run folder and in a file that collects several runs.

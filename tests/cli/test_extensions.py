@@ -15,7 +15,7 @@ import pytest
 
 from bench.cli.commands import ANSWER, BUILT_IN, LOOK_AFTER, MEASURE, MODEL, _docstring
 from bench.core import registry
-from tests.testing.invoke import REPOSITORY, Answer, commands, execute, invoke
+from tests.testing.invoke import REPOSITORY, Answer, commands, execute, invoke, without_waiting
 from tests.testing.plugins import install_entry_points
 
 PACKAGES = ("gradwire", "bench", "compressors", "collectives")
@@ -188,7 +188,7 @@ def run_copy(program: Path, *command: str, **settings: str) -> Answer:
         text=True,
         check=False,
     )
-    return Answer(done.returncode, done.stdout, done.stderr)
+    return Answer(done.returncode, done.stdout, without_waiting(done.stderr))
 
 
 # The figures of all pages are recomputed by benchmarks, some of which are of extensions.

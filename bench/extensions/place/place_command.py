@@ -8,6 +8,7 @@ import typer
 
 from bench.cli.commands import MODEL, Command
 from bench.cli.options import complete
+from bench.core.waiting import waiting
 from bench.extensions.place.topology import Topology
 
 MOST = 2**20
@@ -75,9 +76,11 @@ def place(
     from bench.extensions.place.placements import PlacementComparison, print_costs
     from bench.extensions.place.step import network_of
 
+    waiting.doing(f"tracing {model}")
     traced, operations = network_of(model, num_classes=num_classes, batch_size=batch_size, image_size=image_size)
     comparison = PlacementComparison(traced, operations, topology, activations=activations, batch_size=batch_size)
     if SHM not in figures.links:
+        waiting.doing("measuring the memory that processes share")
         figures = dataclasses.replace(figures, links={SHM: measured_link(), **figures.links})
     title = f"{model}, {batch_size} samples, {devices}, activations on {activations}"
     print_costs(comparison, figures, title, as_json=as_json)

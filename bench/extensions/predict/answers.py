@@ -30,12 +30,12 @@ from bench.core.files import check_writable, writing
 from bench.core.units import format_bytes, format_seconds
 from bench.extensions.predict.asynchronous import AsyncPrediction
 from bench.extensions.predict.calibration import Calibration
+from bench.extensions.predict.fastest import fastest
 from bench.extensions.predict.options import TABLE, Losses, PredictConfig
 from bench.extensions.predict.prediction import Prediction
 from bench.extensions.predict.ranking import (
     dense_name,
     dense_on_each_collective,
-    fastest,
     on_each_collective,
     print_table,
     step_as_it_is,

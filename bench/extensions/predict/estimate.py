@@ -10,6 +10,7 @@ import torch
 from bench.core import environment, spec
 from bench.core.errors import UsageError
 from bench.core.units import format_seconds, parse_duration
+from bench.core.waiting import waiting
 from bench.datasets.base import Dataset
 from bench.extensions.predict.calibrating import cannot_be_calibrated
 from bench.extensions.predict.calibration import (
@@ -28,12 +29,12 @@ from bench.extensions.predict.message_profile import growth_in_parts
 from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.request import BASELINE
 from bench.models.base import Model, build_network
-from collectives.base import Key
+from collectives.base import Key, PendingSum
 from collectives.options import raise_first
 from collectives.payloads.base import Payload
 from collectives.schedule.rounds import leaves
 from collectives.transport.base import SingleRank
-from compressors.base import Compressor
+from compressors.base import Compressor, PerLayer
 from compressors.layer import Layer, Step, layers_of
 from gradwire.ddp.buckets import bucket_size, buckets_of
 from gradwire.exchange.reducer import reducer_for
@@ -149,12 +150,8 @@ def estimated(config: PredictConfig) -> EstimatedCalibration:
             )
             for at, bucket in zip(ready_s, buckets, strict=True)
         ),
-        encoded={str(compressor): _encoded(compressor, buckets) for compressor in compressors},
-        first_epoch={
-            str(compressor): _encoded(compressor, buckets, in_first_epoch=True)
-            for compressor in compressors
-            if compressor.traits.denser_epochs
-        },
+        encoded=_encoded(compressors, buckets),
+        first_epoch=_encoded([each for each in compressors if each.traits.denser_epochs], buckets, in_first_epoch=True),
         crowds=(
             CpuContention(
                 load=ANY_LOAD,
@@ -172,48 +169,67 @@ def estimated(config: PredictConfig) -> EstimatedCalibration:
 
 
 def _encoded(
-    compressor: Compressor, buckets: Sequence[Sequence[Layer]], *, in_first_epoch: bool = False
-) -> tuple[EncodedBucket, ...]:
-    """Return each bucket's messages with their estimated costs; random gradients are encoded to find their lengths.
+    compressors: Sequence[Compressor], buckets: Sequence[Sequence[Layer]], *, in_first_epoch: bool = False
+) -> dict[str, tuple[EncodedBucket, ...]]:
+    """Return each bucket's messages with their estimated costs, by compressor.
+
+    All compressors encode the same random gradients, to find the lengths of their messages. They use one thread,
+    because several threads that share busy cores spend most of their CPU time on waiting for each other.
 
     Raises:
-        UsageError: the time that the compressor takes to encode is not known.
+        UsageError: the time that a compressor takes to encode is not known.
     """
-    reason, name = cannot_be_calibrated(compressor), compressor.component_name
-    raise_first(
-        UsageError,
-        (reason is not None, reason or ""),
-        (
-            name not in ENCODE_NS,
-            f"the time that {name} takes to encode is not known and cannot be estimated; measure it with bench "
-            "calibrate",
-        ),
-    )
-    reducer, random = reducer_for(compressor), torch.Generator().manual_seed(1)
+    for compressor in compressors:
+        reason, name = cannot_be_calibrated(compressor), compressor.component_name
+        raise_first(
+            UsageError,
+            (reason is not None, reason or ""),
+            (
+                name not in ENCODE_NS,
+                f"the time that {name} takes to encode is not known and cannot be estimated; measure it with bench "
+                "calibrate",
+            ),
+        )
     index = 0 if in_first_epoch else LATE
     step = Step(index=index, epoch=0, rank=0, world_size=1, seed=1, warmup=in_first_epoch)
-    found = []
-    for layers in buckets:
-        gradients = [torch.randn(layer.numel, generator=random) for layer in layers]
-        offers: list[MessageProfile] = []
+    random, threads = torch.Generator().manual_seed(1), torch.get_num_threads()
+    found: dict[str, tuple[EncodedBucket, ...]] = dict.fromkeys(map(str, compressors), ())
+    torch.set_num_threads(1)
+    try:
+        for layers in buckets:
+            gradients = [torch.randn(layer.numel, generator=random) for layer in layers]
+            for compressor in compressors:
+                waiting.doing(f"encoding random gradients with {compressor}")
+                found[str(compressor)] += (_encoded_bucket(compressor, layers, gradients, step),)
+    finally:
+        torch.set_num_threads(threads)
+    return found
 
-        def travel(payload: Payload, key: Key, offers: list[MessageProfile] = offers) -> Payload:
-            is_sparse, in_parts = payload.addable and not payload.elementwise, growth_in_parts(payload)
-            offers.append(
-                MessageProfile(
-                    leaves=tuple(map(LeafSize.of, leaves(payload))),
-                    layers=key,
-                    growth=tuple((ranks, in_parts * factor) for ranks, factor in GROWTH if is_sparse or ranks == 1),
-                    merge=LinearCost(per_byte_s=MERGE_BYTE_S if is_sparse else ADD_BYTE_S),
-                    pack_s=PACK_BYTE_S * payload.nbytes,
-                    unpack=LinearCost(per_byte_s=PACK_BYTE_S),
-                    decode_s=1e-9 * DECODE_TERM_NS * payload.numel,
-                )
+
+def _encoded_bucket(
+    compressor: Compressor, layers: Sequence[Layer], gradients: Sequence[torch.Tensor], step: Step
+) -> EncodedBucket:
+    offers: list[MessageProfile] = []
+
+    def travel(payload: Payload, key: Key) -> PendingSum:
+        is_sparse, in_parts = payload.addable and not payload.elementwise, growth_in_parts(payload)
+        offers.append(
+            MessageProfile(
+                leaves=tuple(map(LeafSize.of, leaves(payload))),
+                layers=key,
+                growth=tuple((ranks, in_parts * factor) for ranks, factor in GROWTH if is_sparse or ranks == 1),
+                merge=LinearCost(per_byte_s=MERGE_BYTE_S if is_sparse else ADD_BYTE_S),
+                pack_s=PACK_BYTE_S * payload.nbytes,
+                unpack=LinearCost(per_byte_s=PACK_BYTE_S),
+                decode_s=1e-9 * DECODE_TERM_NS * payload.numel,
             )
-            return payload
+        )
+        return PendingSum.done(payload)
 
-        reducer.reduce(Bucket(layers=list(layers), gradients=gradients, step=step), travel, SingleRank())
-        numel = sum(layer.numel for layer in layers)
-        encode_s = 1e-9 * BEHIND_COMPUTE * ENCODE_NS[name] * numel / len(offers)
-        found.append(EncodedBucket(work_s=(*[encode_s] * len(offers), 1e-9 * DECODE_NS * numel), offers=tuple(offers)))
-    return tuple(found)
+    is_kept = isinstance(compressor, PerLayer)  # such a compressor does not change the gradients
+    gradients = [gradient if is_kept else gradient.clone() for gradient in gradients]
+    bucket = Bucket(layers=list(layers), gradients=gradients, step=step)
+    reducer_for(compressor).start(bucket, travel, SingleRank())  # the sum need not be decoded
+    numel = sum(layer.numel for layer in layers)
+    encode_s = 1e-9 * BEHIND_COMPUTE * ENCODE_NS[compressor.component_name] * numel / len(offers)
+    return EncodedBucket(work_s=(*[encode_s] * len(offers), 1e-9 * DECODE_NS * numel), offers=tuple(offers))

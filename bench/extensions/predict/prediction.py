@@ -24,82 +24,22 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 
-from bench.extensions.predict.calibration import (
-    FP32_BYTES,
-    BucketParts,
-    Calibration,
-    EncodedBucket,
-    LinearCost,
-    MessageProfile,
-)
+from bench.extensions.predict.calibration import BucketParts, Calibration, EncodedBucket
 from bench.extensions.predict.contention import Computing, Job
-from bench.extensions.predict.flows import NOTHING, Flows
+from bench.extensions.predict.flows import Flows
 from bench.extensions.predict.links import Floats, SettlingWindows, Windows
+from bench.extensions.predict.sums import KEPT_UP_TO, is_bare, sums_of
 from collectives.allreduce import Allgather, Native
 from collectives.base import Collective
-from collectives.payloads.base import HEADER_BYTES
-from collectives.payloads.bundle import padded
-from collectives.schedule.rounds import Layout, Leaf
-from collectives.schedule.waves import Ints, Lengths, Wave, waves_of
-
-
-def layout_of(offer: MessageProfile, bucket: BucketParts) -> Layout:
-    """Return the layout of a message with gradients of a bucket: the sizes of the message's payloads and layers.
-
-    Args:
-        offer: the message.
-        bucket: the bucket of gradients.
-    """
-    numel_of = dict(zip(bucket.layers, bucket.numels, strict=True))
-    wires = [
-        None
-        if size.wire_numel is None or size.wire_dtype is None
-        else (size.wire_numel, getattr(torch, size.wire_dtype))
-        for size in offer.leaves
-    ]
-    leaves = [
-        Leaf(size.numel, size.alignment, size.addable, wire, size.splits_blocks)
-        for size, wire in zip(offer.leaves, wires, strict=True)
-    ]
-    return Layout(tuple(leaves), offer.layers, tuple(numel_of[layer] for layer in offer.layers))
-
-
-def lengths_of(offer: MessageProfile) -> Lengths:
-    """Return the rule that computes the bytes of any part of the message `offer`, in the form that collectives send.
-
-    The bytes of a payload are assumed to be spread evenly over its elements, and grow with the number of ranks whose
-    payloads are merged. Beyond the measured numbers of ranks, they grow at the last measured rate, but at most to the
-    length of an uncompressed tensor in fp32. Payloads that travel together are padded, as in `Bundle`.
-    """
-    offsets = np.cumsum([0, *(leaf.numel for leaf in offer.leaves)])
-    bodies = np.cumsum([0.0, *(leaf.nbytes - HEADER_BYTES for leaf in offer.leaves)])
-    padding = np.cumsum([0.0, *(padded(leaf.nbytes) - leaf.nbytes for leaf in offer.leaves)])
-    filled = np.flatnonzero(np.diff(offsets))
-    firsts, ends = offsets[:-1][filled], offsets[1:][filled]
-    ranks, factors = np.log(list(offer.growth)).T
-    slope = (factors[-1] - factors[-2]) / (ranks[-1] - ranks[-2]) if len(ranks) > 1 else 0.0
-
-    def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
-        payloads = np.maximum(1, np.searchsorted(firsts, stop) - np.searchsorted(ends, start, side="right"))
-        one = np.interp(stop, offsets, bodies) - np.interp(start, offsets, bodies)
-        one += (payloads > 1) * (np.interp(stop, offsets, padding) - np.interp(start, offsets, padding))
-        dense = np.maximum(one, FP32_BYTES * (stop - start))
-        whole = (terms == 1) & np.isin(start, offsets) & np.isin(stop, offsets)  # payloads that are not cut
-        growth = np.exp(np.interp(np.log(terms), ranks, factors) + slope * np.maximum(0.0, np.log(terms) - ranks[-1]))
-        nbytes = HEADER_BYTES * payloads + np.minimum(np.where(whole, one, one * growth), dense)
-        return payloads, np.ceil(nbytes - 1e-6).astype(np.int64)
-
-    return Lengths(packed)
-
+from collectives.schedule.waves import Wave
 
 # Bytes of the flag that tells whether gradients are finite; each rank sends its flag to all others.
 FLAG_BYTES = 8
 # Bytes of a rank's notice to rank 0 that its backward has ended, and of the answer that all may begin (trigger sync).
 COMMAND_BYTES = 1
 # Most ranks for which several steps are simulated; on each rank, a step begins when the previous step has ended.
-SETTLES_UP_TO = 64
+SETTLES_UP_TO = KEPT_UP_TO
 # Number of steps until a step is like all later steps. Links with a delay need more steps (SETTLING_WINDOWS), because
 # the windows of new connections grow.
 SETTLING_STEPS, SETTLING_WINDOWS = 2, 5
@@ -198,14 +138,41 @@ def predict(
     )
 
 
+# Share by which a lower bound is reduced, because sums of times have rounding errors.
+ROUNDING = 1e-9
+
+
+def least_step_s(
+    calibration: Calibration,
+    job: Job,
+    collective: Collective,
+    *,
+    in_hook: bool,
+    starts_early: bool,
+) -> float:
+    """Return a lower bound of the step time that `predict` returns for the same arguments; 0 if there is none.
+
+    The bound is the time at which the first rank ends a step that all ranks begin at once, on idle links and without
+    TCP windows. In a later step, some rank begins first; on it, everything that the others begin later or that TCP
+    windows delay is not earlier, because flows and decoding consist of sums and maxima of non-negative terms. This does
+    not hold if ranks that begin later let others compute faster, or if rates change over time.
+    """
+    if job.shared_cores is not None or job.links.period_s is not None or job.links.num_ranks > SETTLES_UP_TO:
+        return 0.0
+    step = SimulatedStep(calibration, job, collective, in_hook=in_hook, starts_early=starts_early, has_windows=False)
+    ends, _ = step.run(np.zeros(job.links.num_ranks))
+    return float(ends.min()) * (1 - ROUNDING)
+
+
 class SimulatedStep:
     """Simulate the threads in which ranks exchange gradients, one step after the other.
 
-    The arguments are those of `predict` and, in addition, `idle_s`. If `in_hook` and `starts_early` are both False,
-    each rank begins to send after its own backward, without waiting for other ranks.
+    The arguments are those of `predict`, and the two below. If `in_hook` and `starts_early` are both False, each rank
+    begins to send after its own backward, without waiting for other ranks.
 
     Args:
         idle_s: seconds for which connections are idle before each step, in addition to the time of the update.
+        has_windows: False to simulate without TCP windows, so that only links limit how fast ranks send.
 
     Attributes:
         settles_in: number of steps until a step is like all later steps.
@@ -228,15 +195,18 @@ class SimulatedStep:
         in_hook: bool,
         starts_early: bool,
         idle_s: float = 0.0,
+        has_windows: bool = True,
     ) -> None:
         self._calibration, self._job, self._collective = calibration, job, collective
         self._in_hook, self._starts_early = in_hook, starts_early
         self._flows = Flows(job.links, job.slower)
         self.settles_in = SETTLING_STEPS if job.links.num_ranks <= SETTLES_UP_TO else 1
-        if job.links.latency_s.any() and self.settles_in > 1:
+        if not has_windows or not job.links.latency_s.any():
+            pass
+        elif self.settles_in > 1:
             self._flows.windows = SettlingWindows(job.links.num_ranks)
             self.settles_in = SETTLING_WINDOWS
-        elif job.links.latency_s.any():
+        else:
             self._flows.windows = Windows(job.links.num_ranks)
         # Connections are silent at the end of a step for at least this time, in which the last message is under way and
         # the parameters are updated.
@@ -330,13 +300,14 @@ class SimulatedStep:
         If the thread does not wait for the sum, append (end of the sum on each rank, CPU seconds of decoding) to
         `under_way` and return 0.
         """
-        flows, collective = self._flows, self._collective
+        flows, collective, num_ranks = self._flows, self._collective, self._job.links.num_ranks
         *before, after_s = encoded.work_s
         for work_s, offer in zip(before, encoded.offers, strict=True):
-            flows.ready = flows.ready + self._takes(work_s + (0.0 if self._is_bare(offer) else offer.pack_s))
+            flows.ready = flows.ready + self._takes(work_s + (0.0 if is_bare(offer, collective) else offer.pack_s))
             begun = flows.ready
-            self._sum(bucket, offer)
-            more_s = (self._job.links.num_ranks - 1) * offer.decode_s if collective.leaves_terms else 0.0
+            for each in sums_of(collective, num_ranks, bucket, offer):
+                flows.run(each.waves, unpack=each.unpack, merge=each.merge)
+            more_s = (num_ranks - 1) * offer.decode_s if collective.leaves_terms else 0.0
             if len(encoded.offers) > 1:  # the terms of each message are added before the next message is encoded
                 flows.ready = flows.ready + self._takes(more_s)
             elif isinstance(collective, Allgather | Native):
@@ -344,23 +315,6 @@ class SimulatedStep:
                 flows.ready = begun
                 return 0.0
         return after_s
-
-    def _sum(self, bucket: BucketParts, offer: MessageProfile) -> None:
-        """Simulate the sum of one message over ranks; if the message has several dtypes, each is summed separately."""
-        collective = self._collective
-        together = [tuple(range(len(offer.leaves)))]
-        for group in layout_of(offer, bucket).by_type() if collective.carries_wires else together:
-            part = dataclasses.replace(offer, leaves=tuple(offer.leaves[index] for index in group))
-            waves = waves_of(collective, self._job.links.num_ranks, layout_of(part, bucket), lengths_of(part))
-            assert waves is not None  # `check_predictable` refuses collectives without rounds
-            merge = part.merge
-            if collective.decodes and any(leaf.wire_numel is None for leaf in part.leaves):
-                merge = LinearCost(per_byte_s=part.decode_s / max(1, part.nbytes))  # received parts are decoded
-            self._flows.run(waves, unpack=NOTHING if self._is_bare(part) else part.unpack, merge=merge)
-
-    def _is_bare(self, offer: MessageProfile) -> bool:
-        """Return True if the collective sends the message's tensors as they are, not packed into bytes."""
-        return self._collective.carries_wires and all(leaf.wire_numel is not None for leaf in offer.leaves)
 
 
 LEAST_STEPS = 16

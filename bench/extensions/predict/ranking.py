@@ -16,12 +16,13 @@ from bench.cli.console import plain_table, print_json, stdout_console
 from bench.core import registry, spec
 from bench.core.errors import UsageError
 from bench.core.units import format_bytes, format_rate, format_seconds, parse_rate
+from bench.core.waiting import waiting
 from bench.extensions.predict.calibration import Calibration
+from bench.extensions.predict.fastest import PredictedPair, fastest
 from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.request import (
     BASELINE,
     DDP,
-    PredictedPair,
     PredictionRequest,
     check,
     check_predictable,
@@ -91,12 +92,6 @@ def dense_name(request: PredictionRequest) -> str:
     return f"dense {BASELINE}" + (" with ddp" if request.is_local else "")
 
 
-def fastest(calibration: Calibration, requests: Sequence[PredictionRequest]) -> PredictedPair:
-    """Predict all requests; return the fastest request with its prediction; if several are equally fast, the first."""
-    found = (PredictedPair(request=request, prediction=predicted(calibration, request)) for request in requests)
-    return max(found, key=lambda pair: pair.prediction.samples_per_s)
-
-
 def pairs(request: PredictionRequest, compressors: Iterable[str]) -> Iterator[PredictionRequest]:
     """Yield a request for each compressor with each collective that can sum its payloads, on the same ranks and links.
 
@@ -131,7 +126,8 @@ def ranked(calibration: Calibration, request: PredictionRequest) -> tuple[list[P
         UsageError: no compressor can be predicted.
     """
     found, refused = [], {}
-    for name in calibration.encoded:
+    for number, name in enumerate(calibration.encoded, 1):
+        waiting.doing(f"predicting {name}, {number} of {len(calibration.encoded)}")
         try:
             requests = on_each_collective(calibration, dataclasses.replace(request, compressor=name))
         except UsageError as reason:
@@ -338,22 +334,22 @@ def regimes(
     found = []
     for job in jobs:
         default = dense_on_each_collective(calibration, job)[0]
-        dense = [default, *pairs(default, [BASELINE])]
-        tried = [*dense, *pairs(job, calibration.encoded)]
+        dense, others = [default, *pairs(default, [BASELINE])], [*pairs(job, calibration.encoded)]
         for rate in rates_bps:
-            times_s = {pair: predicted(calibration, pair.at_rate(rate)).step_time_s for pair in tried}
-            best = min(times_s, key=times_s.__getitem__)  # of equally fast pairs the first, which is dense
-            dense_s = min(times_s[pair] for pair in dense)
+            waiting.doing(f"predicting {job.world_size} ranks at {format_rate(rate)}")
+            base = fastest(calibration, [pair.at_rate(rate) for pair in dense])
+            # Of equally fast pairs, the first is chosen, which is dense.
+            best = fastest(calibration, [base.request, *(pair.at_rate(rate) for pair in others)])
             found.append(
                 {
                     "bandwidth_bps": rate,
                     "world_size": job.world_size,
-                    "compressor": best.compressor,
-                    "collective": best.collective,
-                    "step_time_s": times_s[best],
-                    "dense_step_time_s": dense_s,
-                    "outside": outside(calibration, best.at_rate(rate)),
-                    "speedup": dense_s / times_s[best],
+                    "compressor": best.request.compressor,
+                    "collective": best.request.collective,
+                    "step_time_s": best.prediction.step_time_s,
+                    "dense_step_time_s": base.prediction.step_time_s,
+                    "outside": outside(calibration, best.request),
+                    "speedup": base.prediction.step_time_s / best.prediction.step_time_s,
                 }
             )
     return found

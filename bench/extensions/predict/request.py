@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, TypeVar, cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from bench.core.counters import FRAME_BYTES, FRAME_HEADER_BYTES
 from bench.core.errors import UsageError
 from bench.core.units import MAX_RATE_BPS
 from bench.extensions.async_server.strategy import AsyncServer
+from bench.extensions.predict import prediction
 from bench.extensions.predict.asynchronous import predict_async
 from bench.extensions.predict.calibrating import cannot_be_calibrated, denser_epochs
 from bench.extensions.predict.calibration import FORWARDED, FRAMES, LOCAL, SEGMENTS, Calibration
@@ -39,6 +40,7 @@ from collectives.refusals import refuse
 from collectives.schedule.rounds import Layout
 from collectives.schedule.waves import Lengths, waves_of
 
+T = TypeVar("T")
 DDP = "ddp"
 
 
@@ -326,7 +328,36 @@ def predicted(calibration: Calibration, request: PredictionRequest) -> Predictio
     Raises:
         UsageError: there are too many ranks for a simulation, or the file of a trace is missing or has changed.
     """
-    job = Job(
+    strategy = spec.build("strategies", request.strategy)
+    if isinstance(strategy, AsyncServer):
+        return predict_async(calibration, _job(calibration, request), strategy)
+    if isinstance(strategy, Local):
+        return predict_local(calibration, _job(calibration, request), _collective(request), strategy)
+    return _of_step(predict, calibration, request)
+
+
+def least_step_s(calibration: Calibration, request: PredictionRequest) -> float:
+    """Return a lower bound of the predicted seconds of a checked request's step, which takes less time to compute.
+
+    Return 0 if no bound is known.
+    """
+    return _of_step(prediction.least_step_s, calibration, request) if request.is_ddp else 0.0
+
+
+def _of_step(compute: Callable[..., T], calibration: Calibration, request: PredictionRequest) -> T:
+    """Call `predict`, or another function of the same arguments, for a step in which all ranks wait for each other."""
+    job = _job(calibration, request)
+    plain = (request.compressor, request.collective, request.trigger) == ("none", "native", "async")
+    if plain:  # DDP by itself, which encodes nothing
+        job = dataclasses.replace(
+            job,
+            encoded=[dataclasses.replace(bucket, work_s=(0.0,) * len(bucket.work_s)) for bucket in job.encoded],
+        )
+    return compute(calibration, job, _collective(request), in_hook=not plain, starts_early=request.trigger == "async")
+
+
+def _job(calibration: Calibration, request: PredictionRequest) -> Job:
+    return Job(
         encoded=calibration.encoded[request.compressor],
         links=links_of(calibration, request),
         slower=np.repeat([1 / host.cpu_share for host in request.hosts], request.ranks_per_host),
@@ -334,32 +365,15 @@ def predicted(calibration: Calibration, request: PredictionRequest) -> Predictio
         shared_cores=request.shared_cores,
         straggler=request.straggler,
     )
-    strategy = spec.build("strategies", request.strategy)
-    if isinstance(strategy, AsyncServer):
-        return predict_async(calibration, job, strategy)
+
+
+def _collective(request: PredictionRequest) -> Collective:
     rates = tuple(
         min(rate or MAX_RATE_BPS for rate in host.mean_rates)
         for host in request.hosts
         for _ in range(request.ranks_per_host)
     )
-    collective = on_links(cast(Collective, spec.build("collectives", request.collective)), rates)
-    if isinstance(strategy, Local):
-        return predict_local(calibration, job, collective, strategy)
-    plain = (request.compressor, request.collective, request.trigger) == ("none", "native", "async")
-    if plain:  # DDP by itself, which encodes nothing
-        job = dataclasses.replace(
-            job,
-            encoded=[dataclasses.replace(bucket, work_s=(0.0,) * len(bucket.work_s)) for bucket in job.encoded],
-        )
-    return predict(calibration, job, collective, in_hook=not plain, starts_early=request.trigger == "async")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PredictedPair:
-    """A request, which names a compressor and a collective, and the request's predicted step."""
-
-    request: PredictionRequest
-    prediction: Prediction
+    return on_links(cast(Collective, spec.build("collectives", request.collective)), rates)
 
 
 def predicted_in_first_epoch(calibration: Calibration, request: PredictionRequest) -> Prediction | None:

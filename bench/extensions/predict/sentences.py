@@ -8,7 +8,8 @@ from typing import Any
 from bench.core.units import format_bytes, format_rate, format_seconds
 from bench.extensions.predict.calibrating import denser_epochs
 from bench.extensions.predict.calibration import Calibration
-from bench.extensions.predict.request import BASELINE, PredictedPair, PredictionRequest
+from bench.extensions.predict.fastest import PredictedPair
+from bench.extensions.predict.request import BASELINE, PredictionRequest
 from bench.extensions.predict.script_profile import Profile
 from bench.extensions.predict.validation import error_of
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from bench.core.errors import UsageError
 from bench.deciding.speed import PredictedMethod, PredictedSteps
+from bench.extensions.predict.fastest import fastest
 from bench.extensions.predict.options import PredictConfig
-from bench.extensions.predict.ranking import fastest, on_each_collective, step_as_it_is
+from bench.extensions.predict.ranking import on_each_collective, step_as_it_is
 from bench.extensions.predict.request import (
     PredictionRequest,
     first_epoch_columns,

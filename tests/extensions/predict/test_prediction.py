@@ -33,7 +33,7 @@ from bench.extensions.predict.calibration import (
 from bench.extensions.predict.contention import crowd_at
 from bench.extensions.predict.message_profile import growth_in_parts
 from bench.extensions.predict.options import CalibrateConfig, PredictConfig
-from bench.extensions.predict.prediction import Prediction, lengths_of
+from bench.extensions.predict.prediction import Prediction
 from bench.extensions.predict.ranking import dense_on_each_collective, pairs, parse_sweep, regimes, sweep
 from bench.extensions.predict.request import (
     ACK_SHARE,
@@ -44,6 +44,7 @@ from bench.extensions.predict.request import (
     request_from_options,
 )
 from bench.extensions.predict.sentences import where_it_pays
+from bench.extensions.predict.sums import lengths_of
 from bench.extensions.predict.validation import notes
 from bench.hosts.cluster import HostLink
 from tests.extensions.predict.calibrations import SPARSE, calibration

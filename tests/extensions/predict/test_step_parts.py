@@ -7,8 +7,8 @@ import torch
 from bench.extensions.predict.calibration import BucketParts, LinearCost
 from bench.extensions.predict.message_profile import work_of
 from bench.extensions.predict.options import CalibrateConfig
-from bench.extensions.predict.prediction import layout_of
 from bench.extensions.predict.step_parts import bucket_parts, encoded
+from bench.extensions.predict.sums import layout_of
 from compressors.layer import layers_of
 
 
