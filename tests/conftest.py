@@ -93,6 +93,12 @@ def in_memory() -> Iterator[Path]:
         assert not list(Path(empty).iterdir())
 
 
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep copies of the test's texts out of the user's cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _notes_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Use a separate folder for notes on running jobs: the user's next command must not report the tests' launchers."""

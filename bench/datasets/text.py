@@ -5,14 +5,12 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import fnmatch
 import functools
-import hashlib
-import importlib
 import os
+import re
 import stat
 import sysconfig
-from collections.abc import Mapping, Sequence
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -21,9 +19,9 @@ from annotated_types import Ge, Le
 from torch.nn import functional
 from typing_extensions import Doc, override
 
-from bench.core.functions import HASH_DIGITS
 from bench.datasets.base import Dataset, DatasetError, Samples, Task
-from bench.datasets.folders import UNREADABLE, LeftOut, Listing, find_files, note_of, shown
+from bench.datasets.corpus import Corpus, Files, corpus_of
+from bench.datasets.folders import find_files, note_of
 
 # If the held-out share of a text's bytes is outside of these limits, a note says how much is held out.
 LEAST_HELD_OUT, MOST_HELD_OUT = 0.02, 0.25
@@ -56,43 +54,54 @@ class LanguageModelling(Task):
         return ""
 
 
+class AbsentText(DatasetError):
+    """The text does not exist."""
+
+
 @dataclasses.dataclass(kw_only=True)
 class TextDataset(Dataset, abc.ABC):
     """Base of texts: samples are windows of bytes that do not overlap, and the target of each byte is the next byte.
 
-    The files are split into training and held-out text, and joined in the order of their names. A text is kept in
-    memory as bytes: the inputs and targets of all windows are two views of one tensor, which the ranks of a machine
-    share.
+    The files are split into training and held-out text, and joined in the order of their names. The inputs and targets
+    of all windows are two views of one tensor, whose memory all processes of a machine share (`Corpus`).
     """
 
     task: ClassVar[Task] = LanguageModelling()
+    keeps_samples: ClassVar[bool] = True
     num_classes: ClassVar[int] = 256
 
     context: Annotated[int, Ge(8), Le(65_536), Doc("bytes in a window; each is predicted from earlier bytes")] = 128
-    hash: Annotated[str, Doc("first 12 digits of the SHA-256 of file names and contents; any: not checked")] = "any"
+    hash: Annotated[str, Doc("first 12 digits of the SHA-256 of file names, contents and sides; any: not checked")] = (
+        "any"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        with contextlib.suppress(_Absent):  # `resolve_sizes` reports this error
+        with contextlib.suppress(AbsentText):  # `resolve_sizes` reports this error
             self.corpus.check_hash(self.hash)
             self.hash = self.corpus.hash
 
     @abc.abstractmethod
-    def _files(self) -> tuple[Path, Listing, LeftOut]:
-        """Return (the folder that contains the text, the text's files, what is left out)."""
+    def _files(self) -> Files:
+        """Return the text's files, as they are now.
+
+        Raises:
+            AbsentText: there is no such text; the message is one sentence for the user.
+        """
 
     @functools.cached_property
     def corpus(self) -> Corpus:
-        """Return the text's files, which are read only once per process.
+        """Return the text that the files contain.
 
         Raises:
             DatasetError: there are no files, or one cannot be read; the message is one sentence for the user.
         """
-        folder, *files = self._files()
-        corpus = _scanned(folder, *files)
-        if not corpus.names:
+        corpus = corpus_of(self._files())
+        if not corpus.sizes:
             reasons = note_of(", and it", corpus.left_out)
-            raise _Absent(f"{folder} has no file of UTF-8 text{''.join(reasons)}; give another --dataset or folder")
+            raise AbsentText(
+                f"{corpus.folder} has no file of UTF-8 text{''.join(reasons)}; give another --dataset or folder"
+            )
         return corpus
 
     @override
@@ -109,7 +118,7 @@ class TextDataset(Dataset, abc.ABC):
 
     @override
     def yardsticks(self) -> dict[str, float]:
-        return dict(_compressed(self.corpus))
+        return dict(self.corpus.yardsticks)
 
     @override
     def warnings(self) -> list[str]:
@@ -117,6 +126,8 @@ class TextDataset(Dataset, abc.ABC):
         share = self.corpus.nbytes[1] / sum(self.corpus.nbytes)
         if not LEAST_HELD_OUT <= share <= MOST_HELD_OUT:
             notes.append(f"{share:.0%} of the text is held out, because its files are few or of very different sizes")
+        if len(self.corpus.sizes) > 1 and not self.corpus.held_out:
+            notes.append("all files share much text with others, so the last tenth of the whole text is held out")
         return notes
 
     @override
@@ -138,7 +149,7 @@ class TextDataset(Dataset, abc.ABC):
 
     @override
     def is_present(self, data_dir: Path) -> bool:
-        with contextlib.suppress(_Absent):
+        with contextlib.suppress(AbsentText):
             return bool(self.corpus)
         return False
 
@@ -146,10 +157,10 @@ class TextDataset(Dataset, abc.ABC):
     def status(self, data_dir: Path) -> str:
         try:
             corpus = self.corpus
-        except _Absent as reason:
+        except AbsentText as reason:
             return str(reason)
         left_out = f", {len(corpus.left_out)} left out" if corpus.left_out else ""
-        return f"{len(corpus.names)} files{left_out}, {sum(corpus.nbytes):,} bytes, hash {corpus.hash}"
+        return f"{len(corpus.sizes)} files{left_out}, {sum(corpus.nbytes):,} bytes, hash {corpus.hash}"
 
     @override
     def prepare(self, data_dir: Path) -> None:
@@ -160,10 +171,11 @@ class TextDataset(Dataset, abc.ABC):
         self, data_dir: Path, *, seed: int, train_size: int | None = None, test_size: int | None = None
     ) -> tuple[Samples, Samples]:
         sizes = self.resolve_sizes(train_size, test_size)
-        train, test = (
-            self._windows(torch.frombuffer(text, dtype=torch.uint8)).subset(size)
-            for text, size in zip(self.corpus.read(), sizes, strict=True)
-        )
+        corpus = corpus_of(self._files())
+        corpus.check_hash(self.hash)
+        corpus.check_content()
+        texts = torch.frombuffer(corpus.content, dtype=torch.uint8, count=sum(corpus.nbytes)).split(corpus.nbytes)
+        train, test = (self._windows(text).subset(size) for text, size in zip(texts, sizes, strict=True))
         return train, test
 
     def _windows(self, text: torch.Tensor) -> Samples:
@@ -178,176 +190,58 @@ class Text(TextDataset):
     Links are followed, and a file that is reached several times counts once. Hidden files and folders, and results of
     `bench`, are left out.
 
-    About one file in 14 is held out, chosen by a hash of its name. If there is only one file, its last tenth is held
-    out.
+    About a 14th is held out, in whole files, so that copies stay on one side. If there is only one file, its last tenth
+    is held out.
     """
 
     path: Annotated[str, Doc("the folder with the files, which may be in subfolders")] = "text"
 
     @override
-    def _files(self) -> tuple[Path, Listing, LeftOut]:
+    def _files(self) -> Files:
         folder = Path(self.path).absolute()
         try:
             if folder.is_dir():
-                return folder, *find_files(folder)
+                return Files(folder, "all", *find_files(folder))
             reason = f"{folder} is not a folder" if folder.exists() else f"there is no folder {folder}"
         except OSError as error:
             reason = f"{folder} cannot be read ({error.strerror})"
-        raise _Absent(f"{reason}; give a folder of text files with text:path=FOLDER")
+        raise AbsentText(f"{reason}; give a folder of text files with text:path=FOLDER")
 
 
 # Left out: tests, other projects' packages, and files that differ between machines with the same Python version.
-_NOT_LIBRARY = ("test", "tests", "idle_test", "site-packages", "__pycache__", "config-*", "_sysconfigdata*")
+_NOT_LIBRARY = re.compile(
+    "|".join(
+        fnmatch.translate(pattern)
+        for pattern in (
+            *("test", "tests", "idle_test", "conftest.py", "test_*.py", "*_test.py"),
+            *("site-packages", "__pycache__", "config-*", "_sysconfigdata*", "__editable__*"),
+        )
+    )
+)
+
+
+def is_library(name: str) -> bool:
+    """Return True if a file or folder with this name can be part of a library, without tests."""
+    return not _NOT_LIBRARY.match(name)
 
 
 @dataclasses.dataclass(kw_only=True)
 class Stdlib(TextDataset, name="stdlib"):
     """Stdlib: source text of the running Python's standard library without its tests, as bytes.
 
-    About one file in 14 is held out, chosen by a hash of its name. The text differs between versions of Python, so runs
-    with different versions are different experiments.
+    About a 14th is held out, in whole files, so that copies stay on one side. The text differs between versions of
+    Python, so runs with different versions are different experiments.
     """
 
     @override
-    def _files(self) -> tuple[Path, Listing, LeftOut]:
+    def _files(self) -> Files:
         folder = Path(sysconfig.get_path("stdlib"))
         found = []
         for parent, folders, files in os.walk(folder):
-            folders[:] = filter(_is_library, folders)
+            folders[:] = filter(is_library, folders)
             for name in files:
                 path = Path(parent, name)
                 facts = path.lstat()  # leaves out links, because they lead to other files of this machine
-                if path.suffix == ".py" and _is_library(name) and stat.S_ISREG(facts.st_mode) and facts.st_size:
+                if path.suffix == ".py" and is_library(name) and stat.S_ISREG(facts.st_mode) and facts.st_size:
                     found.append((path.relative_to(folder).as_posix(), facts.st_size, facts.st_mtime_ns))
-        return folder, tuple(sorted(found)), ()
-
-
-def _is_library(name: str) -> bool:
-    return not any(fnmatch(name, pattern) for pattern in _NOT_LIBRARY)
-
-
-class _Absent(DatasetError):
-    """The text does not exist."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Corpus:
-    """The files of a text, as they were found.
-
-    Attributes:
-        folder: the folder that contains the files.
-        names: the files' names relative to `folder`, sorted.
-        left_out: (reason, name) of each file and folder that is not part of the text, sorted.
-        hash: first hexadecimal digits of the SHA-256 of the files' names and contents.
-        nbytes: (bytes of the training text, bytes of the held-out text).
-    """
-
-    folder: Path
-    names: Sequence[str]
-    left_out: LeftOut
-    hash: str
-    nbytes: tuple[int, int]
-
-    def check_hash(self, expected: str) -> None:
-        """Raise DatasetError if the text's hash is not `expected`; "any" accepts every text."""
-        if expected not in ("any", self.hash):
-            raise DatasetError(
-                f"the text in {self.folder} has the hash {self.hash} instead of {expected}, so it has changed; restore "
-                "it, or leave out hash and start a new run"
-            )
-
-    def read(self) -> tuple[bytearray, bytearray]:
-        """Return (training text, held-out text).
-
-        Raises:
-            DatasetError: a file has changed since it was found, or cannot be read any more.
-        """
-        digest = hashlib.sha256()
-        texts = bytearray(), bytearray()
-        held_out = held_out_among(self.names)
-        for name in self.names:
-            try:
-                content = (self.folder / name).read_bytes()
-            except OSError as error:
-                path = shown(str(self.folder / name))
-                raise DatasetError(f"{path} could be read before, but not now ({error.strerror}); restore it") from None
-            _add(digest, name, content)
-            texts[name in held_out].extend(content)
-        dataclasses.replace(self, hash=digest.hexdigest()[:HASH_DIGITS]).check_hash(self.hash)
-        if len(self.names) > 1:
-            return texts
-        return texts[0][: self.nbytes[0]], texts[0][self.nbytes[0] :]
-
-
-def held_out_among(names: Sequence[str]) -> set[str]:
-    """Return the names of the files that are held out: about one in 14, at least one, never all."""
-    # The salt matters: without it, the standard library's largest file, which is not code, would be half of the
-    # held-out text.
-    place_of = {
-        name: int.from_bytes(hashlib.sha256(b"held out " + _bytes(name)).digest()[:8]) / 2**64 for name in names
-    }
-    first, *others = sorted(names, key=place_of.__getitem__)
-    return {first, *(name for name in others[:-1] if place_of[name] < 1 / 14)} if others else set()
-
-
-@functools.lru_cache(maxsize=4)  # reading takes a tenth of a second; a file that changes gets another time
-def _scanned(folder: Path, listing: Listing, left_out: LeftOut) -> Corpus:
-    digest = hashlib.sha256()
-    sizes: dict[str, int] = {}
-    also_left_out = []
-    for name, _, _ in listing:
-        try:
-            content = (folder / name).read_bytes()
-        except OSError:
-            also_left_out.append((UNREADABLE, name))
-            continue
-        if _is_text(content):
-            _add(digest, name, content)
-            sizes[name] = len(content)
-        else:
-            also_left_out.append(("without UTF-8 text", name))
-    total = sum(sizes.values())
-    held_out = sum(sizes[name] for name in held_out_among(list(sizes))) if len(sizes) > 1 else total // 10
-    return Corpus(
-        folder=folder,
-        names=tuple(sizes),
-        left_out=tuple(sorted((*left_out, *also_left_out))),
-        hash=digest.hexdigest()[:HASH_DIGITS],
-        nbytes=(total - held_out, held_out),
-    )
-
-
-def _add(digest: hashlib._Hash, name: str, content: bytes) -> None:
-    digest.update(b"%b\0%d\0" % (_bytes(name), len(content)))
-    digest.update(content)
-
-
-def _bytes(name: str) -> bytes:
-    return os.fsencode(name)
-
-
-def _is_text(content: bytes) -> bool:
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return False
-    return b"\0" not in content
-
-
-# By the name in the column: module and options of the compressor.
-_COMPRESSORS: Mapping[str, tuple[str, Mapping[str, int]]] = {
-    "gzip": ("gzip", {"compresslevel": 9}),
-    "bz2": ("bz2", {"compresslevel": 9}),
-    "xz": ("lzma", {}),
-}
-
-
-@functools.lru_cache(maxsize=1)
-def _compressed(corpus: Corpus) -> Mapping[str, float]:
-    """Return bits per byte of the held-out text for each of Python's compressors that is installed, by column name."""
-    text, found = bytes(corpus.read()[1]), {}
-    for name, (module, options) in _COMPRESSORS.items():
-        with contextlib.suppress(ImportError):
-            size = len(importlib.import_module(module).compress(text, **options))
-            found[f"{name}_bits_per_byte"] = 8 * size / len(text)
-    return found
+        return Files(folder, "library", tuple(sorted(found)))

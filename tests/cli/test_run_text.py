@@ -16,7 +16,7 @@ from tests.testing.invoke import Answer, execute, invoke, only_run, rows
 
 FILES = Path(sysconfig.get_path("stdlib")) / "json"
 
-pytestmark = pytest.mark.usefixtures("forked_here")
+pytestmark = pytest.mark.usefixtures("forked_here", "own_cache")
 
 
 def run(folder: Path, out: Path, *arguments: str) -> Answer:

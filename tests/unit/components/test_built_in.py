@@ -40,7 +40,9 @@ def parts() -> dict[str, tuple[Samples, Samples]]:
 
 def test_all_sets_are_found_with_a_description() -> None:
     found = registry.entries("datasets")
-    assert set(found) == {"cifar10", "cifar100", "digits", "glyphs", "imagefolder", "stdlib", "synthetic", "text"}
+    assert set(found) == {
+        "cifar10", "cifar100", "digits", "glyphs", "imagefolder", "site", "stdlib", "synthetic", "text",
+    }  # fmt: skip
     assert all(len(entry.description) > 20 for entry in found.values())
 
 
