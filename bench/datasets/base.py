@@ -218,8 +218,8 @@ class Dataset(Options, abc.ABC):
 
     Attributes:
         task: what a network learns on this data set.
-        keeps_samples: True if the component itself keeps all samples that it has loaded, so that a rank cannot keep
-            only its own samples in memory.
+        keeps_samples: True if a rank must not copy only its own samples to save memory, because the component itself
+            keeps all samples, or because all processes of a machine share their memory.
     """
 
     task: ClassVar[Task] = CLASSIFICATION
