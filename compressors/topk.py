@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
+import numpy as np
 import torch
 from annotated_types import Gt, Le
 from typing_extensions import Doc, override
@@ -357,7 +358,12 @@ def choose_factors(curves: Tensors) -> dict[int, float]:
 def _error_curve(x: torch.Tensor, ratio: float) -> torch.Tensor:
     # the squared error of top-k at each ratio, then the number of elements: fp64 [len(FACTORS) + 1]
     counts = [num_kept(min(1.0, ratio * factor), x.numel()) for factor in FACTORS]
-    largest = x[top_k(x, counts[-1])].double().square().sort(descending=True).values
+    found = x[top_k(x, counts[-1])].abs()
+    if found.device.type == "cpu":  # numpy takes a third of the time, because it does not sort indices
+        ascending = torch.from_numpy(np.sort(found.numpy()))
+    else:
+        ascending = found.sort().values
+    largest = ascending.flip(0).double().square()
     total = largest.new_tensor(sum_of_squares(x))
     lost = (total - largest.cumsum(0)[torch.tensor(counts) - 1]).clamp(min=0)
     return torch.cat([lost, total.new_tensor([float(x.numel())])])

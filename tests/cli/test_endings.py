@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.testing.fake_rows import fake_seeds, topk_seeds
-from tests.testing.invoke import REPOSITORY, Answer, execute, invoke
+from tests.testing.invoke import REPOSITORY, Answer, execute, invoke, without_waiting
 
 LONG = "x" * 300
 BENCH = f"{shlex.quote(sys.executable)} -P -m bench"
@@ -43,7 +43,7 @@ def shell(line: str, folder: Path, **variables: str) -> Answer:
         errors="replace",
         check=False,
     )
-    return Answer(done.returncode, done.stdout, done.stderr)
+    return Answer(done.returncode, done.stdout, without_waiting(done.stderr))
 
 
 @pytest.mark.usefixtures("planned_here")
