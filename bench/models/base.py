@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, cast
 
@@ -141,7 +142,8 @@ def try_forward(network: nn.Module, name: str, inputs: torch.Tensor) -> object:
     """
     built = set(network.state_dict())
     try:
-        outputs = cast(object, network(inputs))
+        with warnings.catch_warnings(action="ignore"):  # training shows them again
+            outputs = cast(object, network(inputs))
     except Exception as error:  # noqa: BLE001 - a user's network may raise anything
         shape = "x".join(map(str, inputs.shape[1:])) or "a single number"
         dtype = "" if inputs.dtype == torch.float32 else f" in {inputs.dtype}"

@@ -117,7 +117,7 @@ def _options_of_commands() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("command", "flag"), _options_of_commands())
 def test_a_command_refuses_it(command: str, flag: str) -> None:
     for value in IMPOSSIBLE:
-        answer = invoke(command, *(["FILE"] if command == "sweep" else []), flag, value)
+        answer = invoke(command, *(["FILE"] if command in ("sweep", "trace") else []), flag, value)
         assert answer.code == 2, value
         assert flag in answer.error
 
