@@ -23,7 +23,7 @@ from bench.report.plots.style import SUFFIXES, Picture, save
 from collectives.options import did_you_mean
 
 ALL = "all"
-Format = Literal["png", "svg", "pdf"]
+PictureFormat = Literal["png", "svg", "pdf"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ def plot(
     *,
     baseline: str | None = None,
     out: str | Path = PLOTS_FOLDER,
-    format: Format = "svg",  # noqa: A002 - the name of the option
+    format: PictureFormat = "svg",  # noqa: A002 - the name of the option
 ) -> Pictures:
     """Draw pictures of runs or of a decision like `bench plot`.
 
@@ -86,7 +86,7 @@ def plot(
 
 
 def draw(
-    kind: str, paths: Sequence[Path] | None, baseline: str | None, out: Path, file_format: Format
+    kind: str, paths: Sequence[Path] | None, baseline: str | None, out: Path, file_format: PictureFormat
 ) -> Iterator[Path]:
     """Draw pictures as `plot` does, and yield the path of each file as soon as it is written; None: all runs here."""
     is_file, known = out.suffix.lower() in SUFFIXES, [*kinds(), *file_kinds()]

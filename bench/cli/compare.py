@@ -31,8 +31,8 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench compare --fail-on slower:5% --fail-on accuracy:-0.5 --fail-on bytes:+1%"""
 
-Format = Literal["rich", "markdown", "latex", "html", "csv", "json"]
-_SUFFIXES: dict[str, Format] = {
+TableFormat = Literal["rich", "markdown", "latex", "html", "csv", "json"]
+_SUFFIXES: dict[str, TableFormat] = {
     ".md": "markdown", ".tex": "latex", ".html": "html", ".csv": "csv", ".json": "json",
 }  # fmt: skip
 
@@ -59,7 +59,7 @@ def compare(
         ),
     ] = False,
     as_format: Annotated[
-        Format | None,
+        TableFormat | None,
         typer.Option(
             "--format",
             help="Format of the table (default: by the suffix of --out, else rich); CSV and JSON have raw numbers in "
@@ -102,7 +102,7 @@ def compare(
     if as_json and as_format not in (None, "json"):
         raise UsageError(f"--json and --format {as_format} contradict each other; give one of them")
     by_suffix = _SUFFIXES.get(out.suffix.lower() if out else "", "rich")
-    chosen: Format = "json" if as_json else as_format or by_suffix
+    chosen: TableFormat = "json" if as_json else as_format or by_suffix
     # If the user writes `--fail-on A B`, Typer passes B as a path.
     further = [path for path in paths or [] if fail_on and gates.FORM.fullmatch(str(path))]
     limits = [gates.Gate.parse(text) for text in texts([*(fail_on or []), *further])]
@@ -139,7 +139,7 @@ def compare(
 
 
 def _put(
-    table: tables.Table, compared: Comparison | None, warnings: list[str], chosen: Format, out: Path | None
+    table: tables.Table, compared: Comparison | None, warnings: list[str], chosen: TableFormat, out: Path | None
 ) -> None:
     if out:
         if out.is_fifo():
@@ -155,7 +155,7 @@ def _put(
         typer.echo(_text(table, compared, warnings, chosen), nl=False)
 
 
-def _text(table: tables.Table, compared: Comparison | None, warnings: list[str], chosen: Format) -> str:
+def _text(table: tables.Table, compared: Comparison | None, warnings: list[str], chosen: TableFormat) -> str:
     if chosen == "json":
         more = {"answer": table.answer} if compared is None else described(table, compared, warnings)
         return tables.to_json(table, **more)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from bench.api.pictures import ALL, Format, draw
+from bench.api.pictures import ALL, PictureFormat, draw
 from bench.cli.compare import RunPaths
 from bench.cli.options import complete_from
 from bench.core.run_folder import PLOTS_FOLDER
@@ -46,7 +46,7 @@ def plot(
     out: Annotated[
         Path, typer.Option(help="A file (.png, .svg or .pdf), or a folder for files named after the kinds.")
     ] = PLOTS_FOLDER,
-    as_format: Annotated[Format, typer.Option("--format", help="Format of the files in a folder.")] = "svg",
+    as_format: Annotated[PictureFormat, typer.Option("--format", help="Format of the files in a folder.")] = "svg",
 ) -> None:
     """Draw one KIND of picture of runs or of a decision, or `all` kinds; `bench plot FOLDER` draws all kinds, too."""
     for path in draw(kind, paths, baseline, out, as_format):

@@ -15,7 +15,7 @@ FIRST_S, FACTOR = 0.5, 4.0
 STDERR = 2
 
 
-class Waiting:
+class ProgressLine:
     """What the running command is doing; nothing is printed before `begin` and after `end`."""
 
     def __init__(self) -> None:
@@ -51,4 +51,4 @@ class Waiting:
         signal.setitimer(signal.ITIMER_REAL, seconds * (FACTOR - 1))
 
 
-waiting = Waiting()
+waiting = ProgressLine()

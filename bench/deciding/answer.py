@@ -162,13 +162,13 @@ class Answer:
     def sentences(self) -> list[str]:
         """The answer in a few sentences, the first of which starts with Yes, No or Open."""
         baseline, quality = self.baseline.method, self.baseline.quality
-        target = quality.in_words(self.target)
+        target = quality.in_words(self.target) + (f" {quality.noun}" if quality.is_share else "")
         still_open = [each for each in self.decisions if each.verdict == "open"]
         best = best_of(self.decisions)
         if best.verdict == "faster":
             head = f"Yes, but worse in {quality.noun}" if best.accuracy_verdict == quality.beyond else "Yes"
             margin = f"{best.accuracy_verdict} the margin" if best.accuracy_verdict != "open" else "still open"
-            change = f"{quality.noun} {format_effect(best.accuracy, format_points)} {quality.unit}"
+            change = f"final {quality.noun} {format_effect(best.accuracy, format_points)} {quality.unit}"
             first = (
                 f"{head}: {best.method} reaches {target} {factor_of(best)} sooner than {baseline} on this link, "
                 f"decided after {seeds_in_words(best.num_seeds)}; {change}, "
@@ -196,8 +196,8 @@ class Answer:
             if worst.is_disturbed and worst.other_cpu_share:
                 used += f", while other programs took up to {worst.other_cpu_share:.0%} of the cores"
             found.append(
-                f"Check: a whole run of {worst.method} on the link took {format_seconds(worst.measured_s)}, and its "
-                f"composed time is {format_seconds(worst.composed_s)} ({worst.deviation:+.1%}){used}."
+                f"Check: a whole run of {worst.method} on the link took {format_seconds(worst.measured_s)}, and the "
+                f"time composed of step times is {format_seconds(worst.composed_s)} ({worst.deviation:+.1%}){used}."
             )
         if self.needs_idle_machine:
             found.append(

@@ -9,20 +9,13 @@ from typing import TYPE_CHECKING
 
 from bench.core.errors import UsageError
 from bench.core.run_folder import read_json, write_json
+from bench.deciding.study import ANSWER, FILE, is_finished
 from bench.report.artifacts import Artifact, ArtifactKind, Views
 
 if TYPE_CHECKING:  # otherwise imported only when they are needed, because they take long
     from bench.report.page import Page
     from bench.report.plots.style import Picture
     from bench.report.tables import Table
-
-FILE, ANSWER = "study.json", "decision.json"
-
-
-def is_finished(folder: Path) -> bool:
-    """Return True if a folder holds the answer for its methods and its link, which a later decision may change."""
-    study, answer = (read_json(folder / name) or {} for name in (FILE, ANSWER))
-    return bool(answer) and all(answer.get(name) == study.get(name) for name in ("base", "methods"))
 
 
 def _read(folder: Path) -> Artifact | None:

@@ -9,12 +9,11 @@ from bench.core.errors import NothingToCompare
 from bench.core.files import writing
 from bench.core.run_folder import read_json, write_json
 from bench.deciding.answer import Answer, LinkCheck, judge
-from bench.deciding.artifact import ANSWER, is_finished
 from bench.deciding.decision import Evidence
 from bench.deciding.load import Load
 from bench.deciding.search import TRAJECTORIES, WHOLE_RUNS
 from bench.deciding.step_times import LinkStepTimes
-from bench.deciding.study import DecideConfig, Study
+from bench.deciding.study import ANSWER, DecideConfig, Study, is_finished
 from bench.deciding.trajectory import Trajectory, trajectory_of, without_load
 from bench.report.page import Page, to_html
 from bench.report.plots.style import applied, save

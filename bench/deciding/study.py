@@ -29,7 +29,7 @@ LINK_OPTIONS = frozenset(
 )
 # Strategies whose losses depend on the time that messages take.
 TIME_DEPENDENT = ("async_server", "elastic")
-FILE = "study.json"
+FILE, ANSWER = "study.json", "decision.json"
 # The kinds of components that make a method.
 METHOD_KINDS = ("compressors", "strategies", "optimizers")
 # Options of `DecideConfig` that a study keeps; the other options limit the seeds and the time of one call.
@@ -343,3 +343,9 @@ def _is_missing(past: PastRun | None) -> bool:
     if past is None or past.state == "torn":
         return True
     return past.state == "failed" and past.summary.get("error_kind") != DIVERGED
+
+
+def is_finished(folder: Path) -> bool:
+    """Return True if a folder holds the answer for its methods and its link, which a later decision may change."""
+    study, answer = (read_json(folder / name) or {} for name in (FILE, ANSWER))
+    return bool(answer) and all(answer.get(name) == study.get(name) for name in ("base", "methods"))

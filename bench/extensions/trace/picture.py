@@ -12,7 +12,7 @@ from bench.core.units import format_seconds, scale_of
 from bench.extensions.trace.collectives import SplitCalls
 from bench.extensions.trace.intervals import Intervals, common, union
 from bench.extensions.trace.kineto import Recording
-from bench.extensions.trace.steps import PARTS, Job, RankSteps
+from bench.extensions.trace.steps import PARTS, RankSteps, TracedJob
 from bench.report.plots import style
 
 _MOST_RANKS = 8
@@ -28,7 +28,7 @@ _LOOKS: dict[str, dict[str, Any]] = {
 _NAMES = PARTS | {"hidden": "hidden exchange"}
 
 
-def draw(recordings: Sequence[Recording], job: Job, number: int | None) -> style.Picture:
+def draw(recordings: Sequence[Recording], job: TracedJob, number: int | None) -> style.Picture:
     """Draw a step that all ranks recorded.
 
     Args:
@@ -76,7 +76,7 @@ def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:10])) + (", ..." if len(numbers) > 10 else "")
 
 
-def _length(job: Job, number: int) -> float:
+def _length(job: TracedJob, number: int) -> float:
     return max(float(each.step_s[each.numbers.index(number)]) for each in job.ranks if number in each.numbers)
 
 
@@ -85,14 +85,14 @@ def _span(recording: Recording, number: int) -> tuple[float, float]:
     return start, end - start
 
 
-def _shown(job: Job) -> list[int]:
+def _shown(job: TracedJob) -> list[int]:
     """Return the ranks to draw: all, or the late ones and the first."""
     late = {each.rank for each in job.late[: _MOST_RANKS // 2]}
     order = sorted(range(len(job.ranks)), key=lambda index: job.ranks[index].rank not in late)
     return sorted(order[:_MOST_RANKS])
 
 
-def _offsets(recordings: Sequence[Recording], job: Job, number: int, shown: Sequence[int]) -> list[float]:
+def _offsets(recordings: Sequence[Recording], job: TracedJob, number: int, shown: Sequence[int]) -> list[float]:
     """Return how much later each rank begins the step than the first one, from the common ends of their exchanges."""
     ends = [_ends(recordings[index], job.ranks[index].calls, number) for index in shown]
     starts = [_span(recordings[index], number)[0] for index in shown]

@@ -66,7 +66,7 @@ class Late:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Job:
+class TracedJob:
     """The answer about a job; seconds are means over steps.
 
     Attributes:
@@ -88,7 +88,7 @@ class Job:
     notes: list[str]
 
 
-def job_of(recordings: Sequence[Recording]) -> Job:
+def job_of(recordings: Sequence[Recording]) -> TracedJob:
     """Return the answer about the recordings of a job, one per rank."""
     all_calls, notes = split(recordings)
     for recording in recordings:
@@ -104,7 +104,7 @@ def job_of(recordings: Sequence[Recording]) -> Job:
         known = [value for each in ranks if (value := each.mean(name)) is not None]
         parts[name] = sum(known) / len(known) if known else None
     step_s = sum(float(each.step_s.mean()) for each in ranks) / len(ranks)
-    return Job(
+    return TracedJob(
         ranks=ranks,
         step_s=step_s,
         parts=parts,

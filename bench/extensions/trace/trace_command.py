@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bench.extensions.trace.collectives import CollectiveRow
-    from bench.extensions.trace.steps import Job
+    from bench.extensions.trace.steps import TracedJob
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -110,7 +110,7 @@ def trace(
         print(f"wrote {picture}", file=sys.stderr)
 
 
-def headline(job: Job) -> str:
+def headline(job: TracedJob) -> str:
     """Return the first line: what bounds the step, and how much sooner it would be if nothing were exchanged."""
     longest_s = job.parts[job.bound_by] or 0.0
     text = f"a step takes {format_seconds(job.step_s)} and is bound by {_BOUND_BY[job.bound_by]}"
@@ -123,7 +123,7 @@ def headline(job: Job) -> str:
     )
 
 
-def _print(job: Job, collectives: Sequence[CollectiveRow], rate_bps: float | None) -> None:
+def _print(job: TracedJob, collectives: Sequence[CollectiveRow], rate_bps: float | None) -> None:
     from bench.cli.console import stdout_console, table_of
     from bench.extensions.trace.steps import PARTS
 
@@ -188,7 +188,7 @@ def _row(row: CollectiveRow, rate_bps: float | None) -> list[str]:
     return cells
 
 
-def _as_json(job: Job, collectives: Sequence[CollectiveRow], rate_bps: float | None) -> dict[str, Any]:
+def _as_json(job: TracedJob, collectives: Sequence[CollectiveRow], rate_bps: float | None) -> dict[str, Any]:
     ranks = [
         {
             "rank": each.rank,

@@ -43,9 +43,9 @@ def answer_of(baseline: Evidence, candidate: Evidence, target: float, **changes:
 
 def test_the_first_sentence_is_the_answer() -> None:
     yes = result_of([50, 51, 50, 49, 52, 50]).sentences[0]
-    assert yes.startswith("Yes: m reaches 95 % 2.00x [")
-    assert "decided after 6 seeds; accuracy 0.0 [0.0, 0.0] points, within the margin." in yes
-    assert result_of([200, 201, 203, 199, 205, 200]).sentences[0].startswith("No: no method reaches 95 % sooner")
+    assert yes.startswith("Yes: m reaches 95 % accuracy 2.00x [")
+    assert "decided after 6 seeds; final accuracy 0.0 [0.0, 0.0] points, within the margin." in yes
+    assert result_of([200, 201, 203, 199, 205, 200]).sentences[0].startswith("No: no method reaches 95 % accuracy sooner")
     still_open = result_of([50, 51], stopped="after 2 seeds (--max-seeds)", next_seed_s=4.0).sentences
     assert still_open[0] == "Open: m reaches 95 % 2.02x as soon as m on this link, not decided after 2 seeds."
     assert still_open[1] == "Open after 2 seeds (--max-seeds): m, at about 4 s per further seed."
@@ -54,7 +54,7 @@ def test_the_first_sentence_is_the_answer() -> None:
 def test_a_composed_time_that_is_wrong_is_told() -> None:
     check = LinkCheck(method="m", seed=1, composed_s=12.0, measured_s=10.0, is_same_training=True)
     assert check.deviation == pytest.approx(0.2)
-    assert "Check: a whole run of m on the link took 10 s, and its composed time is 12 s (+20.0%)." in (
+    assert "Check: a whole run of m on the link took 10 s, and the time composed of step times is 12 s (+20.0%)." in (
         result_of([50, 51], checks=[check]).sentences
     )
 
@@ -97,7 +97,7 @@ def test_a_method_with_too_many_bits_is_not_the_best() -> None:
 def test_the_answer_is_in_bits_per_byte() -> None:
     yes = text_result(2.008).sentences[0]
     assert yes.startswith("Yes: m reaches 2.1 bits per byte 2.00x [")
-    assert "; bits per byte +0.4 [+0." in yes
+    assert "; final bits per byte +0.4 [+0." in yes
     assert yes.endswith("] %, within the margin.")
     but = text_result(2.1).sentences[0]
     assert but.startswith("Yes, but worse in bits per byte: m reaches 2.1 bits per byte")
