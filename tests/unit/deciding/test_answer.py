@@ -45,9 +45,10 @@ def test_the_first_sentence_is_the_answer() -> None:
     yes = result_of([50, 51, 50, 49, 52, 50]).sentences[0]
     assert yes.startswith("Yes: m reaches 95 % accuracy 2.00x [")
     assert "decided after 6 seeds; final accuracy 0.0 [0.0, 0.0] points, within the margin." in yes
-    assert result_of([200, 201, 203, 199, 205, 200]).sentences[0].startswith("No: no method reaches 95 % accuracy sooner")
+    no = result_of([200, 201, 203, 199, 205, 200]).sentences[0]
+    assert no.startswith("No: no method reaches 95 % accuracy sooner")
     still_open = result_of([50, 51], stopped="after 2 seeds (--max-seeds)", next_seed_s=4.0).sentences
-    assert still_open[0] == "Open: m reaches 95 % 2.02x as soon as m on this link, not decided after 2 seeds."
+    assert still_open[0] == "Open: m reaches 95 % accuracy 2.02x as soon as m on this link, not decided after 2 seeds."
     assert still_open[1] == "Open after 2 seeds (--max-seeds): m, at about 4 s per further seed."
 
 
