@@ -85,8 +85,11 @@ def test_a_file_that_disappears_while_it_is_copied_is_named(folder: Path, monkey
         copied(folder)
 
 
-def test_the_split_is_the_same_in_every_process() -> None:
-    code = "from bench.core import spec\nprint(spec.build('datasets', 'stdlib').hash)"
+def test_the_split_is_the_same_in_every_process(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"{number}.txt").write_text(f"{number % 20} {'words' * number}\n" * 20, encoding="utf-8")
+    dataset = f"spec.build('datasets', 'text:path={tmp_path}')"
+    code = f"from bench.core import spec\nprint({dataset}.hash, {dataset}.sizes())"
     told = {
         subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True,
