@@ -112,10 +112,12 @@ def compare(
         for each in options.options()
         if (value := getattr(options, each.name)) != getattr(CompareConfig(), each.name)
     }
-    if shown := artifacts.to_show(inputs, unused | {"--fail-on": fail_on, "--reference": reference}):
+    if shown := artifacts.to_show(inputs, unused | {"--fail-on": fail_on, "--reference": reference, "--allow-other-machine": allow_other_machine}):
         views, path = shown
         table = views.table(path)
         _put(table, None, [], chosen, out)
+        for sentence in table.cautions if chosen == "csv" else ():
+            warn(sentence)
         return
     rows, compared = options.compared(inputs)
     judged = gates.check(compared, limits)
@@ -157,7 +159,8 @@ def _put(
 
 def _text(table: tables.Table, compared: Comparison | None, warnings: list[str], chosen: TableFormat) -> str:
     if chosen == "json":
-        more = {"answer": table.answer} if compared is None else described(table, compared, warnings)
+        own = {"answer": table.answer, "warnings": table.cautions, "notes": table.notes}
+        more = own if compared is None else described(table, compared, warnings)
         return tables.to_json(table, **more)
     if chosen == "markdown":
         return "\n".join([tables.to_markdown(table), *(f"- warning: {sentence}" for sentence in warnings), ""])

@@ -57,7 +57,7 @@ def data(
         ),
     ] = None,
     data_dir: Annotated[Path, typer.Option(help="Folder of the data sets.")] = Path(DATA_DIR),
-    out: Annotated[Path, typer.Option(help="PNG file of the sheet.")] = Path("sheet.png"),
+    out: Annotated[Path | None, typer.Option(help="PNG file of the sheet.", show_default="sheet.png")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
     """Show, download, check or draw data sets."""
@@ -70,11 +70,13 @@ def data(
             f"`bench data {action}` needs the name of a data set; write `bench data {action} NAME`; `bench list "
             "datasets` shows the names"
         )
+    if out is not None and action != "sheet":
+        raise UsageError(f"`bench data {action}` writes no file; leave out --out {out}")
     if name is None:
         states = list(registry.ask_each("datasets", lambda each: _state(cast("Dataset", each()), data_dir)).values())
     else:
         dataset = cast("Dataset", spec.build("datasets", name))
-        _act(action, name, dataset, data_dir, out)
+        _act(action, name, dataset, data_dir, out or Path("sheet.png"))
         states = [_state(dataset, data_dir)]
     if as_json:
         print_json(states)

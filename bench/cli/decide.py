@@ -146,7 +146,8 @@ def _print_speeds(predicted: speed.PredictedSteps, *, as_json: bool) -> list[str
     baseline, *found = speed.speeds(predicted)
     best = max(found, key=lambda each: each.factor)
     accuracy = _ACCURACY.format(compressor=best.compressor, collective=best.collective)
-    close = [each.compressor for each in found if each.step_time_s < (1 + speed.ERROR) * best.step_time_s]
+    least_s = min(each.step_time_s for each in (baseline, *found))
+    close = [each.compressor for each in (baseline, *found) if each.step_time_s < (1 + speed.ERROR) * least_s]
     notes = [
         *predicted.notes,
         f"Differences of less than {speed.ERROR:.0%} are open, because predictions may be wrong by that much"

@@ -279,9 +279,9 @@ def _list_runs(out: Path, *, as_json: bool) -> None:  # newest first
     console = stdout_console()
     console.print(table_of(("run, and the command that made it", "kind", "status"), ("step", "resumes from"), rows))
     where = escape(str(out if len(found) == 1 and found[0][0] == out else out / "RUN"))
-    console.print(f"[dim]bench run --again {where} repeats it[/dim]")
+    console.print(f"[dim]bench run --again {where} repeats a run, decision or profile[/dim]")
     if any(run["resumable"] is not None for run in runs):
-        console.print(f"[dim]bench run --resume {where} resumes it[/dim]")
+        console.print(f"[dim]bench run --resume {where} resumes a run[/dim]")
 
 
 def _state(folder: RunFolder) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Say on stderr what a command is doing, if it takes longer than a second and shows no progress of its own.
+"""Say on stderr what a command is doing, if it takes longer than half a second and shows no progress of its own.
 
 The lines come from an alarm signal and not from a thread, because a process without threads must start the ranks. Each
 line comes four times as late as the previous one, so that a log stays short.

@@ -262,7 +262,7 @@ def _tensor(value: Any, what: str) -> torch.Tensor:
 def _check_finite(inputs: torch.Tensor, what: str, first: int) -> None:
     """Raise PluginError if inputs [n, ...], the first of which is number `first`, hold NaN or infinite values."""
     if not (finite := torch.isfinite(inputs.to(torch.float32) if inputs.is_floating_point() else inputs)).all():
-        index = first + int(finite.flatten(1).all(1).logical_not().nonzero()[0])
+        index = first + int(finite.reshape(len(finite), -1).all(1).logical_not().nonzero()[0])
         raise PluginError(
             f"{what} has NaN, or a value that is infinite in fp32, in the input of sample {index}; repair this sample "
             "or leave it out"

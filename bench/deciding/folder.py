@@ -42,6 +42,7 @@ def write(answer: Answer, page: Page) -> None:
     with writing(folder / REPORT):
         (folder / REPORT).write_text(to_html(page), encoding="utf-8")
     evidence = {"next_seed_s": answer.next_seed_s, "methods": [_measured(each) for each in answer.evidence]}
+    (folder / EVIDENCE).parent.mkdir(exist_ok=True)  # no steps were timed if only whole runs count
     write_json(folder / EVIDENCE, evidence)
     write_json(folder / ANSWER, answer.to_dict())
 

@@ -20,7 +20,8 @@ from bench.report.plots.style import inline_svg
 
 def page_of(answer: Answer) -> Page:
     """Return the contents of the report of a decision."""
-    runs = [each.run for evidence in answer.evidence for each in (*evidence.trajectories, *evidence.whole_runs)]
+    trained = [each.run for evidence in answer.evidence for each in (*evidence.trajectories, *evidence.whole_runs)]
+    runs = list({run["run_id"]: run for run in trained}.values())  # if only whole runs count, they are the trajectories
     pictures = {name: (inline_svg(each, name), text) for name, (each, text) in pictures_of(answer).items()}
     folders = [answer.folder / place / run["run_id"] for place in (TRAJECTORIES, WHOLE_RUNS) for run in runs]
     versions, commands, unread = environments(
@@ -77,6 +78,8 @@ def _shared(answer: Answer) -> dict[str, str]:
 
 def _link(answer: Answer) -> dict[str, Any]:
     """Return the content of the `link.json` of a whole run on the decision's link; empty if there is none."""
+    if not answer.checks and answer.baseline.step_times is not None:
+        return {}
     asked = RunConfig(**{name: value for name, value in answer.study.base.items() if name in LINK_OPTIONS})
     wanted = {name: getattr(asked, name) for name in LINK_OPTIONS}
     for file in sorted((answer.folder / WHOLE_RUNS).glob("*/link.json"), reverse=True):

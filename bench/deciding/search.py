@@ -158,6 +158,8 @@ class Search:
 
     def _add_seeds(self, seeds: Sequence[int]) -> str:
         """Train seed by seed; return why the search stopped, or an empty text if every method is decided."""
+        # Seeds that are trained already cost no time.
+        num_trained = 0 if self._whole else len(self._seeds_of.get(self.methods[0].name, ()))
         self._seeds_of = {method.name: [] for method in self.methods}
         decisions: list[MethodDecision] = []
         stopped = f"after {seeds_in_words(len(seeds))} (--max-seeds)"
@@ -179,7 +181,7 @@ class Search:
             if number >= FEWEST_SEEDS and self._seeds_are_enough():
                 stopped = TIMES_DISTURBED
                 break
-            if time.monotonic() + self._seed_s > self._no_seed_after:
+            if number >= num_trained and time.monotonic() + self._seed_s > self._no_seed_after:
                 is_over = self._no_seed_after == self.ends_at
                 stopped = "when the time was over (--budget)" if is_over else HALF_OVER
                 break

@@ -346,6 +346,6 @@ def _is_missing(past: PastRun | None) -> bool:
 
 
 def is_finished(folder: Path) -> bool:
-    """Return True if a folder holds the answer for its methods and its link, which a later decision may change."""
+    """Return True if a folder holds an answer for the methods and the link in its `study.json`."""
     study, answer = (read_json(folder / name) or {} for name in (FILE, ANSWER))
     return bool(answer) and all(answer.get(name) == study.get(name) for name in ("base", "methods"))

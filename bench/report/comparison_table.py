@@ -185,9 +185,12 @@ def only_columns(comparison: Comparison, names: Sequence[str], *, cautions: Sequ
             f"there is no column '{unknown[0]}'{did_you_mean(unknown[0], [*known, *COLUMNS_BY_NAME])}; choose among "
             f"{', '.join(known)}, or those that docs/columns.md gives numbers"
         )
-    table = comparison_table(comparison, extra=find_numbers(extra), cautions=cautions)
+    wanted = [each for name in names for each in ([name] if name in known else find_numbers([name]))]
+    table = comparison_table(comparison, extra=[name for name in wanted if name not in known], cautions=cautions)
     places, naming = _places(table), [i for i, column in enumerate(table.columns) if column.priority == 0]
-    chosen = [*naming, *(place for name in names if (place := places[name]) not in naming)]
+    if absent := [name for name in wanted if name not in places]:
+        raise UsageError(f"this comparison has no column '{absent[0]}'; choose among {', '.join(places)}")
+    chosen = [*naming, *(place for name in wanted if (place := places[name]) not in naming)]
     shown = [dataclasses.replace(table.columns[i], priority=min(table.columns[i].priority, 1)) for i in chosen]
     rows = [[row[i] for i in chosen] for row in table.rows]
     notes = _notes(comparison, [cell.text for row in rows for cell in row])

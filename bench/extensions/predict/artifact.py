@@ -1,5 +1,6 @@
 """What `bench list runs` and `bench run --again` know of the files that `bench profile` writes."""
 
+import itertools
 import shlex
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ def _again(path: Path) -> list[str]:
     content = read_json(path) or {}
     if not Path(content["script"]).is_file():
         raise UsageError(f"{path} is a profile of {content['script']}, which does not exist here; go to its folder")
-    return _arguments(path, content)
+    names = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+    return _arguments(next(each for each in names if not each.exists()), content)
 
 
 def _arguments(path: Path, content: dict[str, Any]) -> list[str]:  # the file does not hold the number of steps

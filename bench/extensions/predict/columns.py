@@ -22,7 +22,8 @@ COLUMNS = (
         "comparison",
         "told_apart",
         bool,
-        "false if the difference from the fastest method is smaller than the error of such predictions",
+        "false if the difference from the fastest method is smaller than the error of such predictions; "
+        "always false for the fastest method",
     ),
     Column("comparison", "dense_collective", str, "fastest collective for dense bf16 gradients"),
     seconds("comparison", "dense_step_time_s", "time of a step with dense bf16 gradients on that collective"),

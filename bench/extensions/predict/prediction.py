@@ -201,13 +201,12 @@ class SimulatedStep:
         self._in_hook, self._starts_early = in_hook, starts_early
         self._flows = Flows(job.links, job.slower)
         self.settles_in = SETTLING_STEPS if job.links.num_ranks <= SETTLES_UP_TO else 1
-        if not has_windows or not job.links.latency_s.any():
-            pass
-        elif self.settles_in > 1:
-            self._flows.windows = SettlingWindows(job.links.num_ranks)
-            self.settles_in = SETTLING_WINDOWS
-        else:
-            self._flows.windows = Windows(job.links.num_ranks)
+        if has_windows and job.links.latency_s.any():
+            if self.settles_in > 1:
+                self._flows.windows = SettlingWindows(job.links.num_ranks)
+                self.settles_in = SETTLING_WINDOWS
+            else:
+                self._flows.windows = Windows(job.links.num_ranks)
         # Connections are silent at the end of a step for at least this time, in which the last message is under way and
         # the parameters are updated.
         self._silent_anyway_s = float(job.links.latency_s.max()) + calibration.update_s + idle_s
