@@ -21,7 +21,9 @@ _RATE = re.compile(_NUMBER + r"([kmg]?)bit(?:/s)?\s*", re.IGNORECASE)
 _BITS_OR_BYTES = re.compile(_NUMBER + r"((?:[kmg]i?)?)bps\s*", re.IGNORECASE)  # `tc` reads mbps as megabytes
 _SIZE = re.compile(_NUMBER + r"((?:[kmg]i?)?)b?\s*", re.IGNORECASE)
 _DURATION = re.compile(_NUMBER + r"(us|ms|s|min|m|h|d)\s*", re.IGNORECASE)
+_COUNT = re.compile(_NUMBER + r"([kmb]?)\s*", re.IGNORECASE)
 _PREFIX = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
+_THOUSANDS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
 _BINARY = {"ki": 1024.0, "mi": 1024.0**2, "gi": 1024.0**3}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -117,6 +119,16 @@ def parse_duration(text: str) -> float:
     return _quantity(
         text, _DURATION, _SECONDS, MAX_DURATION_S, "a duration; write it like 20ms, 1.5s or 10m, up to 1000d"
     )
+
+
+def parse_count(text: str, most: float) -> int:
+    """Parse a number of things, such as parameters: ``124M`` -> 124 000 000, ``1.5B`` -> 1 500 000 000.
+
+    Raises:
+        UsageError: the text is not a number from 1 to `most`.
+    """
+    hint = f"a number from 1 to {most / 1e9:.0f}B; write it like 124M, 1.5B or 60000"
+    return int(_quantity(text, _COUNT, _THOUSANDS, most, hint, may_be_zero=False)) or 1
 
 
 def duration(text: str) -> str:

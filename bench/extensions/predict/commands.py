@@ -60,6 +60,8 @@ EXAMPLES_OF_PREDICT = """[bold]Examples[/bold]
 
   bench predict --from-profile profile.json --hosts 8 --bandwidth 10mbit --latency 5ms
 
+  bench predict --parameters 124M --step-time 250ms --world-size 8 --needed-rate
+
   bench predict --calibration resnet20.json --compressor topk --hosts 8 --losses every=6h,restart=30s,checkpoint=100
 
   bench predict --calibration resnet20.json --strategy async_server:mode=asp --hosts 8 --straggler rank=1,slowdown=3
@@ -149,6 +151,15 @@ def predict(
             rich_help_panel=WHAT,
         ),
     ] = None,
+    needed_rate: Annotated[
+        bool,
+        typer.Option(
+            "--needed-rate",
+            help="Find the rate of the links at which each method reaches 50, 80, 90, 95 and 99 % of the speed without "
+            "an exchange.",
+            rich_help_panel=WHAT,
+        ),
+    ] = False,
     steps_from: Annotated[
         list[Path] | None,
         typer.Option(
@@ -185,20 +196,39 @@ def predict(
 ) -> None:
     """Predict the time, exposed time and bytes of a training step, and whether compression beats dense bf16."""
     default, one = PredictConfig(), "--steps-from" if steps_from else "--losses" if options.losses else ""
-    of_model = ("model", "dataset", "classes", "batch_size", "step_time", "shared_cores", "strategy")
+    over_rates = "--needed-rate" if needed_rate else "--sweep"
+    rates = ("network", "bandwidth", "uplink", "downlink", "bandwidth_trace", "uplink_trace", "downlink_trace")
+    given = [f"--{name.replace('_', '-')}" for name in rates if getattr(options, name)]
+    of_model = (
+        "model",
+        "dataset",
+        "classes",
+        "batch_size",
+        "step_time",
+        "parameters",
+        "device",
+        "shared_cores",
+        "strategy",
+    )
     raise_first(
         UsageError,
         (
             validate is not None
-            and (sweep is not None or bool(steps_from) or from_profile is not None or options != default),
+            and (
+                sweep is not None or needed_rate or bool(steps_from) or from_profile is not None or options != default
+            ),
             f"--validate {validate} predicts the configurations of that file or folder; leave out all other options "
             "that say what to predict",
         ),
+        (sweep is not None and needed_rate, "--needed-rate finds rates by itself; leave out --sweep"),
         (
-            sweep is not None and any((options.bandwidth, options.uplink, options.downlink, options.network)),
-            "--sweep sets the rate of all links; leave out --bandwidth, --uplink, --downlink and --network",
+            (sweep is not None or needed_rate) and bool(given),
+            f"{over_rates} sets the rate of all links; leave out {', '.join(given)}",
         ),
-        (one != "" and sweep is not None, f"{one} needs a single prediction; leave out --sweep"),
+        (
+            one != "" and (sweep is not None or needed_rate),
+            f"{one} needs a single prediction; leave out {over_rates}",
+        ),
         (one != "" and not options.compressor, f"{one} needs a single compressor; name it with --compressor"),
         (
             validate is None and (table is not None or runs != RUNS),
@@ -240,6 +270,10 @@ def predict(
         answers.compare_with_finished(known, calibration, validate, table, as_json=as_json)
     elif validate is not None:
         answers.validate(known, calibration, validate, runs, table, as_json=as_json)
+    elif needed_rate:
+        from bench.extensions.predict.needed_rate import predict_needed_rates
+
+        predict_needed_rates(known, options, as_json=as_json)
     elif sweep is None and not options.compressor:
         ranking.rank_compressors(known, options, as_json=as_json)
     elif sweep is None:
@@ -263,19 +297,27 @@ def _known(options: PredictConfig, path: Path | None) -> Calibration:
     from bench.core import spec
     from bench.extensions.predict.calibration import Calibration
 
-    if options.step_time is not None:
+    if options.step_time is not None or options.parameters is not None:
         if path is not None:
-            raise UsageError("--step-time is for an estimate without a calibration; leave out --calibration")
+            raise UsageError(
+                "--step-time and --parameters are for an estimate without a calibration; leave out --calibration"
+            )
         from bench.extensions.predict.estimate import estimated
 
         return estimated(options)
-    if options.classes is not None:
-        raise UsageError("--classes is for a rough estimate with --step-time; a calibration has those of its data set")
+    raise_first(
+        UsageError,
+        (
+            options.classes is not None,
+            "--classes is for a rough estimate with --step-time; a calibration has those of its data set",
+        ),
+        (options.device != "cpu", "--device is for a rough estimate with --step-time; leave it out"),
+    )
     if path is None and not CALIBRATION.exists():
         named = f"--model {options.model} " if options.model else ""
         raise UsageError(
             f"there is no {CALIBRATION} here; measure a model with `bench calibrate {named}--out {CALIBRATION}`, or "
-            f"give {named}--step-time 120ms for a rough estimate"
+            f"give {named or '--parameters 124M '}--step-time 120ms for a rough estimate"
         )
     known = Calibration.read(path or CALIBRATION)
     measured = {name: getattr(known, name) for name in ("model", "dataset", "batch_size")}

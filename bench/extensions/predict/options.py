@@ -11,10 +11,21 @@ from bench.core.config.configuration import NOT_GIVEN, NOT_RECORDED, Configurati
 from bench.core.config.run import DATA_DIR, MEASUREMENT, OUTPUT, PROCESSES, BucketMb, DataDir, JobConfig, Threads
 from bench.core.config.syntax import Straggler
 from bench.core.errors import UsageError
-from bench.core.units import duration, parse_duration
+from bench.core.units import duration, parse_count, parse_duration
 from collectives.options import MOST, Count
 
+# Most parameters of a model of which only their number is known, because a 64th of them is encoded to count its bytes.
+MOST_PARAMETERS = 1e10
 _FORM = re.compile(r"every=([^,]+),restart=([^,]+),checkpoint=([1-9][0-9]{0,8})")
+
+
+def parse_parameters(text: str) -> int:
+    """Parse a number of parameters: ``124M`` -> 124 000 000.
+
+    Raises:
+        UsageError: the text is not a number from 1 to `MOST_PARAMETERS`.
+    """
+    return parse_count(text, MOST_PARAMETERS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,6 +124,7 @@ TABLE = "validation.csv"
 MOST_RANKS, MOST_TOGETHER = 16_384, 4096
 MOST_CORES = 100_000
 Ranks = Annotated[int, Ge(1), Le(MOST_RANKS)]
+
 LinkText = Annotated[str | None, Flag(RANKS)]
 
 
@@ -128,6 +140,17 @@ class PredictConfig(Configuration):
         Flag(PARTS),
         syntax(duration),
     ] = None
+    parameters: Annotated[
+        str | None,
+        Doc("number of parameters, for a rough estimate with --step-time of a model that bench does not know: 124M"),
+        Flag(PARTS),
+        syntax(parse_parameters),
+    ] = None
+    device: Annotated[
+        Literal["cpu", "cuda"],
+        Doc("what encodes, for a rough estimate with --step-time: one CPU thread, or a GPU like NVIDIA's H200"),
+        Flag(PARTS),
+    ] = "cpu"
     compressor: Annotated[
         str, Doc("gradient compressor"), Flag(WHAT, kind="compressors", chosen="all that the calibration has, ranked")
     ] = NOT_GIVEN

@@ -1,4 +1,4 @@
-"""Plots of predictions: step time by bandwidth, fastest method by bandwidth and ranks, prediction against measurement.
+"""Plots of predictions: step time by bandwidth, fastest and needed links, prediction against measurement.
 
 The plots are drawn from files that `bench predict` writes: the JSON of a sweep or a map, or the table of a validation.
 """
@@ -143,6 +143,47 @@ def predicted_measured(path: Path, methods: style.Methods) -> style.Picture:
     return style.with_legend(figure, points, f"Predicted against measured step times: {said}.")
 
 
+def needed_rates(path: Path, methods: style.Methods) -> style.Picture:
+    """Draw the rates at which each method reaches shares of the speed without an exchange, beside common links.
+
+    Args:
+        path: JSON file that `bench predict --needed-rate` wrote.
+        methods: colours and line styles of compressors and collectives in other pictures.
+    """
+    content = _json(path, "needed_rates", "bench predict --needed-rate --json")
+    methods_found, links = list(reversed(content["needed_rates"])), content["links"]
+    found = [each["bandwidth_bps"] for method in methods_found for each in method["rates"] if each["bandwidth_bps"]]
+    _check_above_zero([*links.values(), *found])
+    low, high = 0.5 * min(*found, *links.values()), 8 * max(*found, *links.values())
+    figure, (axes,) = style.new_figure(height=1.7 + 0.2 * len(methods_found))
+    marks: dict[str, Any] = {}
+    for row, method in enumerate(methods_found):
+        name, color = method["compressor"], style.marker(methods.index(method["compressor"]))["color"]
+        reached = [(index, each) for index, each in enumerate(method["rates"]) if each["bandwidth_bps"] is not None]
+        axes.plot([each["bandwidth_bps"] for _, each in reached], [row] * len(reached), color=color)
+        for index, each in reached:
+            share, look = f"{each['share']:.0%}", style.marker(0, index) | {"color": color}
+            (point,) = axes.plot(each["bandwidth_bps"], row, linestyle="", **look)
+            (marks[share],) = axes.plot([], linestyle="", **style.marker(0, index))  # for the legend, in one colour
+            style.tooltips(point, f"{name}: {share} at {format_rate(each['bandwidth_bps'])}")
+        if len(reached) < len(method["rates"]):
+            end = (reached[-1][1]["bandwidth_bps"] if reached else low, row)
+            text = f"at most {method['most']:.1%}"
+            axes.annotate(text, end, (6, 0), textcoords="offset points", va="center", fontsize=7)
+    for name, rate in links.items():
+        axes.axvline(rate, color=style.GREY, linewidth=0.9, zorder=0)
+        side = "right" if any(rate < other < 1.5 * rate for other in links.values()) else "left"
+        axes.annotate(name, (rate, 1.02), xycoords=("data", "axes fraction"), rotation=90, ha=side, fontsize=7)
+    axes.set_yticks(range(len(methods_found)), [method["compressor"] for method in methods_found])
+    axes.set(xscale="log", xlim=(low, high))
+    axes.set_title(
+        f"Predicted: the rate for a share of the speed without an exchange, {content['world_size']} ranks", pad=66
+    )
+    style.name_axis(axes, "x", "bandwidth of all links", "uplink_bps")
+    alt = f"Rates at which {len(methods_found)} methods reach a share of the speed without an exchange."
+    return style.with_legend(figure, dict(sorted(marks.items())), alt)
+
+
 def _check_above_zero(values: Iterable[float]) -> None:
     if not all(value > 0 and math.isfinite(value) for value in values):
         raise ValueError("a rate or a time is not a finite number above 0")
@@ -191,6 +232,16 @@ REGIME_MAP = FileKind(
     made_by="bench predict",
     keys=frozenset({"regimes", "notes"}),
     function=regime_map,
+)
+NEEDED_RATE = FileKind(
+    name="needed-rate",
+    shows="the rate that each method needs for a share of the speed without an exchange, from bench predict "
+    "--needed-rate",
+    reading="A link suffices for a share if its line is right of the share's mark. Where marks are missing, the method "
+    "does not reach these shares on any link.",
+    made_by="bench predict",
+    keys=frozenset({"needed_rates", "links", "notes"}),
+    function=needed_rates,
 )
 PREDICTED_MEASURED = FileKind(
     name="predicted-measured",

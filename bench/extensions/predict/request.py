@@ -22,7 +22,7 @@ from bench.extensions.predict import prediction
 from bench.extensions.predict.asynchronous import predict_async
 from bench.extensions.predict.calibrating import cannot_be_calibrated, denser_epochs
 from bench.extensions.predict.calibration import FORWARDED, FRAMES, LOCAL, SEGMENTS, Calibration
-from bench.extensions.predict.contention import Job
+from bench.extensions.predict.contention import Computing, Job
 from bench.extensions.predict.links import Links, TraceClock
 from bench.extensions.predict.local_steps import predict_local
 from bench.extensions.predict.options import MOST_RANKS, MOST_TOGETHER, PredictConfig
@@ -342,6 +342,13 @@ def least_step_s(calibration: Calibration, request: PredictionRequest) -> float:
     Return 0 if no bound is known.
     """
     return _of_step(prediction.least_step_s, calibration, request) if request.is_ddp else 0.0
+
+
+def step_without_exchange_s(calibration: Calibration, request: PredictionRequest) -> float:
+    """Return the predicted seconds of the slowest rank's step if ranks exchange nothing, for a checked request."""
+    computing = Computing.of_ranks(calibration, _job(calibration, request))
+    *_, computed = computing.reached(np.zeros(request.world_size))
+    return float((computed + computing.factor * calibration.update_s).max())
 
 
 def _of_step(compute: Callable[..., T], calibration: Calibration, request: PredictionRequest) -> T:

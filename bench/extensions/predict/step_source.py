@@ -40,6 +40,9 @@ def profiled_steps(path: Path, given: dict[str, Any], methods: Sequence[Settings
         "dataset",
         "classes",
         "batch_size",
+        "step_time",
+        "parameters",
+        "device",
     }
     if others := sorted(given.keys() - possible):
         raise UsageError(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.extensions.predict.estimate import ENCODE_NS, estimated
+from bench.extensions.predict.estimate import ENCODE_NS, H200_MS, estimated
 from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.ranking import ranked
 from bench.extensions.predict.request import check, predicted, request_from_options
@@ -27,6 +27,21 @@ def test_typical_costs_of_encoding_are_those_of_the_reference() -> None:
     }
     assert set(ENCODE_NS) - set(measured) == {"powersgd"}
     assert ENCODE_NS | measured == pytest.approx(ENCODE_NS, abs=0.01)
+    with Path("results/reference/encode-h200.csv").open(newline="") as file:
+        on_gpu = {row["name"]: 1e3 * float(row["seconds"]) for row in csv.DictReader(file) if row["path"] == "triton"}
+    assert set(H200_MS) == set(ENCODE_NS)
+    known = {name: ms for name, ms in on_gpu.items() if name in H200_MS}
+    assert H200_MS | known == pytest.approx(H200_MS, abs=0.01)
+
+
+def test_a_gpu_encodes_faster_but_starts_kernels_for_each_layer() -> None:
+    cpu, gpu = (
+        {name: sum(sum(bucket.work_s) for bucket in buckets) for name, buckets in known.encoded.items()}
+        for device in ("cpu", "cuda")
+        for known in [estimated(PredictConfig(parameters="20M", step_time="250ms", device=device))]
+    )
+    assert all(gpu[name] < cpu[name] for name in cpu)
+    assert gpu["topk"] > 19 * 0.9e-3 > gpu["group_topk"]  # 19 matrices
 
 
 def test_a_step_takes_what_was_given_and_what_its_bytes_take() -> None:

@@ -425,7 +425,7 @@ def test_what_cannot_be_predicted_is_one_sentence(tmp_path: Path, arguments: lis
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "measure a model with `bench calibrate --out calibration.json`, or give --step-time 120ms"),
+        ([], "measure a model with `bench calibrate --out calibration.json`, or give --parameters 124M"),
         (
             ["--model", "vgg11"],
             "with `bench calibrate --model vgg11 --out calibration.json`, or give --model vgg11",
