@@ -112,7 +112,9 @@ def compare(
         for each in options.options()
         if (value := getattr(options, each.name)) != getattr(CompareConfig(), each.name)
     }
-    if shown := artifacts.to_show(inputs, unused | {"--fail-on": fail_on, "--reference": reference, "--allow-other-machine": allow_other_machine}):
+    if shown := artifacts.to_show(
+        inputs, unused | {"--fail-on": fail_on, "--reference": reference, "--allow-other-machine": allow_other_machine}
+    ):
         views, path = shown
         table = views.table(path)
         _put(table, None, [], chosen, out)

@@ -121,7 +121,9 @@ def to_show(paths: Sequence[Path], unused: Mapping[str, object]) -> tuple[Views,
         names = ", ".join(str(artifact.path) for _, artifact in found)
         raise NothingToCompare(f"there is no run in {', '.join(map(str, paths))}; give one of these alone: {names}")
     for kind, artifact in found:
-        if flags := [flag for flag, value in unused.items() if value is not None and value is not False and value not in ((), [])]:
+        if flags := [
+            flag for flag, value in unused.items() if value is not None and value is not False and value not in ((), [])
+        ]:
             raise UsageError(f"{artifact.path} is a {kind.name}, which has its own rule; leave out {', '.join(flags)}")
         if kind.views:
             return kind.views, artifact.path

@@ -65,7 +65,7 @@ BEHIND_COMPUTE = 2.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Costs:
+class EncodingCosts:
     """Typical costs of a device that encodes.
 
     Attributes:
@@ -90,7 +90,7 @@ class Costs:
 GROWTH = ((1, 1.0), (2, 1.8), (4, 3.3))
 MESSAGES = MessageCosts(message_s=15e-6, per_byte_s=1e-10, wake_s=30e-6)
 COSTS = {
-    "cpu": Costs(
+    "cpu": EncodingCosts(
         name="one CPU thread",
         decode_ns=0.4,
         decode_term_ns=0.17,
@@ -100,7 +100,7 @@ COSTS = {
         messages=MESSAGES,
     ),
     # Of the H200; merging is as fast as decoding the entries of one rank, and other parts move bytes through memory.
-    "cuda": Costs(
+    "cuda": EncodingCosts(
         name="an NVIDIA H200",
         decode_ns=0.013,
         decode_term_ns=0.06,

@@ -11,6 +11,8 @@ import pytest
 
 from bench.deciding.answer import Answer, LinkCheck
 from bench.deciding.decision import Evidence, best_of, decide
+from bench.deciding.folder import write
+from bench.deciding.page import page_of
 from bench.deciding.study import Study
 from bench.report.plots.style import applied
 from bench.report.statistics import Effect
@@ -141,3 +143,12 @@ def test_long_names_leave_room_for_the_picture() -> None:
         figure = result.picture().figure
         figure.draw_without_rendering()
     assert figure.axes[0].get_position().width > 0.4
+
+
+def test_a_decision_of_whole_runs_is_written_although_no_steps_were_timed(tmp_path: Path) -> None:
+    both = (evidence(DENSE), evidence(FAST))
+    runs = [dataclasses.replace(each, step_times=None, whole_runs=each.trajectories) for each in both]
+    answer = answer_of(*runs, 0.95, folder=tmp_path)
+    write(answer, page_of(answer))
+    assert (tmp_path / "decision.html").exists()
+    assert json.loads((tmp_path / "decision.json").read_text())["answer"] == answer.sentences
