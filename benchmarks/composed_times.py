@@ -3,8 +3,8 @@
     python benchmarks/composed_times.py [--configurations 12] [--seed 1] [--out results/reference/composed-times.csv]
 
 Each configuration is trained without the link, its steps are timed on the link before and after a whole run there, and
-the composed time is compared with the time of the whole run. Needs a machine with virtual hosts, which is idle; or busy
-(`sh -c 'while :; do :; done' &`), to see how far times that are measured then lie apart.
+the composed time is compared with the time of the whole run. Needs an idle machine with virtual hosts. To see how
+far other work moves the times apart, start some first: `sh -c 'while :; do :; done' &`.
 """
 
 import argparse

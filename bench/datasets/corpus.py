@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from bench.core.errors import UsageError
 from bench.core.files import locked, replacing
 from bench.core.functions import HASH_DIGITS
 from bench.datasets.base import DatasetError
@@ -107,20 +108,15 @@ def corpus_of(files: Files) -> Corpus:
     Raises:
         DatasetError: a file changes or disappears while it is copied, or there is no room for the copy.
     """
-    with contextlib.suppress(OSError):  # without a cache folder that can be written, the copy is this process's own
-        folder, key = _cache(), hashlib.sha256(os.fsencode(f"{files.folder} {files.choice}")).hexdigest()[:16]
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = folder / f"{key}.text"
-        with locked(folder, wait=True):
-            if (found := _opened(path, files)) is None:
-                _delete_unused(folder)
-                with replacing(path) as temporary, temporary.open("w+b") as file:
-                    _write(file, files)
-                found = _opened(path, files)
+    folder, key = _cache(), hashlib.sha256(os.fsencode(f"{files.folder} {files.choice}")).hexdigest()[:16]
+    path = folder / f"{key}.text"
+    if (found := _opened(path, files)) is None:
+        found = _copied_into(folder, path, files)
+    if found is not None:
+        with contextlib.suppress(OSError):  # a folder that cannot be written may hold a good copy
             os.utime(path)
-        assert found is not None, "the copy is of these files"
         return found
-    try:
+    try:  # the copy is this process's own
         with tempfile.TemporaryFile() as file:
             _write(file, files)
             file.flush()
@@ -130,6 +126,25 @@ def corpus_of(files: Files) -> Corpus:
             f"there is no room for a copy of the text in {files.folder} ({error.strerror}); free space in {_cache()} "
             f"or in {tempfile.gettempdir()}"
         ) from None
+
+
+def _copied_into(folder: Path, path: Path, files: Files) -> Corpus | None:
+    """Copy the text to a path in the cache folder; return None if the folder cannot be written or locked."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = folder / "lock"  # some network file systems lock files only
+        lock.touch()
+        with locked(lock, wait=True):
+            if (found := _opened(path, files)) is None:
+                _delete_unused(folder)
+                with replacing(path) as temporary, temporary.open("w+b") as file:
+                    _write(file, files)
+                found = _opened(path, files)
+            return found
+    except DatasetError:
+        raise
+    except (OSError, UsageError):
+        return None
 
 
 def _cache() -> Path:
@@ -147,7 +162,7 @@ def _opened(path: Path, files: Files) -> Corpus | None:
     try:
         with path.open("rb") as file:
             return _mapped(file, files)
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return None
 
 

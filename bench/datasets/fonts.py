@@ -205,6 +205,12 @@ def _draw_into(file: Path, found: Sequence[Face], size: int) -> None:
     Faces that draw all characters alike, such as copies of a file, count once.
     """
     shared = [chr(code) for code in sorted(set.intersection(*(set(face.characters) for face in found)))]
+    if not shared:
+        few = min(found, key=lambda face: len(face.characters))
+        raise DatasetError(
+            f"the fonts in {few.path.parent} share no character; remove fonts with few characters, such as "
+            f"{few.path.name}"
+        )
     by_name = sorted(found, key=lambda face: face.name)
     unique = {tuple(_drawn(face, shared, size).items()): face for face in reversed(by_name)}
     held_out = held_out_among(list(unique.values()))

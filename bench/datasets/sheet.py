@@ -32,7 +32,10 @@ def sheet_of(dataset: Dataset, data_dir: Path) -> Image.Image:
         raise UsageError(f"{dataset.component_name} has no images of 1 or 3 channels to draw; name a set of images")
     train, test = dataset.load(data_dir, seed=_SEED)
     generator = torch.Generator().manual_seed(_SEED)
-    rows = [_rows(train), _rows(test)]
+    labels = train.targets.unique()
+    labels = labels[torch.isin(labels, test.targets)]
+    labels = labels[torch.linspace(0, len(labels) - 1, min(len(labels), _COLUMNS)).round().long()]
+    rows = [_rows(each, labels) for each in (train, test)]
     first, _ = train.at(rows[0][0])
     parts = {
         "training": torch.stack([dataset.normalise(train.at(row)[0]) for row in rows[0]]),
@@ -53,11 +56,9 @@ def sheet_of(dataset: Dataset, data_dir: Path) -> Image.Image:
     return sheet
 
 
-def _rows(samples: Samples) -> torch.Tensor:
-    """Return the indices of the samples to draw, int64 [rows, classes]: each column has samples of one class."""
-    present = samples.targets.unique()
-    columns = present[torch.linspace(0, len(present) - 1, min(len(present), _COLUMNS)).round().long()]
-    members = [(samples.targets == label).nonzero().flatten() for label in columns.tolist()]
+def _rows(samples: Samples, labels: torch.Tensor) -> torch.Tensor:
+    """Return the indices of the samples to draw, int64 [rows, labels]: each column has samples of one label."""
+    members = [(samples.targets == label).nonzero().flatten() for label in labels.tolist()]
     return torch.stack([each[: min(_ROWS, *map(len, members))] for each in members], dim=1)
 
 

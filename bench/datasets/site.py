@@ -49,6 +49,8 @@ class Site(TextDataset):
                 version = importlib.metadata.version(package)
             except importlib.metadata.PackageNotFoundError:
                 raise AbsentText(f"no package {package} is installed{_hint(package)}; install it") from None
+            if not version:  # what an interrupted installation leaves behind
+                raise AbsentText(f"the package {package} is installed without a version; install it again")
             found[_normalised(package)] = version
         return dict(sorted(found.items()))
 
@@ -102,4 +104,6 @@ def _hint(package: str) -> str:
     """Return the name of an installed package that is meant: by the name of its module, or a similar name."""
     if names := importlib.metadata.packages_distributions().get(package):
         return f" (did you mean '{names[0]}'?)"
-    return did_you_mean(package, {each.metadata["Name"] for each in importlib.metadata.distributions()})
+    return did_you_mean(
+        package, {name for each in importlib.metadata.distributions() if (name := each.metadata["Name"])}
+    )

@@ -37,7 +37,7 @@ class Call:
     Attributes:
         kind: "all_reduce" and so on; "gradwire" for an exchange of this project; "unknown".
         group: the library, the name of the process group, and its ranks in ascending order (empty if not recorded).
-        start_s: seconds after the beginning of the recording.
+        start_s: seconds after the beginning of the first step.
         end_s: likewise.
         in_numel: number of elements that this rank contributes; None if not recorded.
         out_numel: number of elements that this rank gets; None if not recorded.

@@ -91,9 +91,9 @@ def _check_one_job(recordings: Sequence[Recording]) -> None:
                 f"{recording.world_size}; {advice}"
             )
         apart_s = recording.began_s - first.began_s if recording.has_clock and first.has_clock else 0.0
-        if (
-            first.backends != recording.backends
-            or not first.steps.keys() & recording.steps.keys()
-            or (math.fabs(apart_s) > _FAR_APART_S)
-        ):
+        if (first.backends and recording.backends and first.backends != recording.backends) or math.fabs(
+            apart_s
+        ) > _FAR_APART_S:
             raise UsageError(f"{first.path} and {recording.path} are of different jobs; {advice}")
+    if not set.intersection(*({*each.steps} for each in recordings)):
+        raise UsageError(f"no step was recorded by all of {len(recordings)} ranks; {advice}")

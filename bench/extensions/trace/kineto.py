@@ -42,7 +42,7 @@ _MARK = "gradwire: "
 
 @dataclasses.dataclass(kw_only=True)
 class Recording:
-    """What one rank recorded; times are seconds after the first event.
+    """What one rank recorded; times are seconds after the beginning of the first step.
 
     Attributes:
         path: the file.
@@ -50,7 +50,7 @@ class Recording:
         world_size: number of ranks of the job; None if not recorded.
         backends: names of the libraries that exchange data.
         groups: the ranks of each process group, by name.
-        began_s: when the first event began, seconds since 1970 if the file says so.
+        began_s: when the first step began, seconds since 1970 if the file says so.
         has_clock: whether `began_s` is such a time.
         on_device: True if an accelerator computed, False if CPUs did.
         has_marks: True if the exchange of this project is marked in it.
@@ -340,7 +340,10 @@ class _Events:
                 )
 
     def _own_calls(self) -> Iterator[Call]:
-        """Yield this project's exchanges: from the send of a message to the decoding of the sum, or a blocking one."""
+        """Yield this project's exchanges.
+
+        An exchange lasts from the sending of a message until its sum is decoded, or as long as a mark "exchange".
+        """
         group = ("gradwire", "", ())
         for marks in self._marks.values():
             marks.sort(key=lambda mark: mark[1])

@@ -99,11 +99,12 @@ def _unpacked(file: BinaryIO) -> Iterator[bytes]:
         zlib.error: the file is damaged.
     """
     unpacker = zlib.decompressobj(wbits=31)
-    while packed := unpacker.unconsumed_tail or file.read(1 << 16):
+    while packed := unpacker.unconsumed_tail or unpacker.unused_data or file.read(1 << 16):
+        if unpacker.eof:  # a file may consist of several compressed parts
+            unpacker = zlib.decompressobj(wbits=31)
         yield unpacker.decompress(packed, 1 << 20)
-        if unpacker.eof:
-            return
-    raise EOFError
+    if not unpacker.eof:
+        raise EOFError
 
 
 def _entries(text: str) -> Iterator[tuple[str | None, Any]]:

@@ -249,6 +249,18 @@ def test_what_is_missing_is_a_sentence_and_never_a_zero(make: Any, sentence: str
     assert f"note: {next(note for note in found['notes'] if sentence in note)}" in shown.error
 
 
+def test_a_file_of_several_compressed_parts_is_read_to_its_end(tmp_path: Path) -> None:
+    write_job(tmp_path)
+    for path in list(tmp_path.glob("*.json")):
+        content = path.read_bytes()
+        parts = content[: len(content) // 2], content[len(content) // 2 :]
+        path.with_suffix(".json.gz").write_bytes(b"".join(map(gzip.compress, parts)))
+        path.unlink()
+    found = answer(tmp_path)
+    assert_parts(found)
+    assert found["notes"] == []
+
+
 def text(content: str) -> Any:
     def make(folder: Path) -> Path:
         (folder / "a.json").write_text(content, encoding="utf-8")

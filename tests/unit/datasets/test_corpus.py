@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -33,7 +35,7 @@ def copied(folder: Path) -> Corpus:
 
 
 def copies() -> list[Path]:
-    return sorted((Path(os.environ["XDG_CACHE_HOME"]) / "gradwire" / "texts").iterdir())
+    return sorted((Path(os.environ["XDG_CACHE_HOME"]) / "gradwire" / "texts").glob("*.text"))
 
 
 def test_a_copy_is_used_again_until_a_file_changes(folder: Path) -> None:
@@ -107,3 +109,12 @@ def test_families_of_the_library_stay_on_one_side() -> None:
     others = tuple((f"{name}.py", 1, 1) for name in ("abc", "ast", "bdb", "csv"))
     held_out = corpus_of(Files(library, "some", tuple(sorted((*others, *listing))))).held_out
     assert len(held_out & {name for name, _, _ in listing}) in (0, len(listing))
+
+
+def test_without_locks_the_copy_is_of_this_process_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_descriptor: int, _operation: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert copied(folder).nbytes == copied(folder).nbytes
+    assert not list(Path(os.environ["XDG_CACHE_HOME"]).rglob("*.text"))
