@@ -131,6 +131,7 @@ def test_keywords_have_the_names_and_defaults_of_the_command(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long  # `bench profile` alone takes half a minute, and has tests of its own
 def test_the_example_of_the_page_on_the_api_runs(tmp_path: Path) -> None:
     pytest.importorskip("bench.extensions.predict")
     text = (REPOSITORY / "docs/api.md").read_text(encoding="utf-8")
