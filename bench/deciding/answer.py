@@ -52,6 +52,7 @@ class LinkCheck:
         is_same_training: True if the trainings with and without the link had the same test losses, bit for bit.
         other_cpu_share: share of the cores' time that other programs took, from 0 to 1: the largest of the whole run
             and the two jobs that timed steps; None if unknown.
+        run_id: folder name of the whole run.
     """
 
     method: str
@@ -60,6 +61,7 @@ class LinkCheck:
     measured_s: float
     is_same_training: bool
     other_cpu_share: float | None = None
+    run_id: str = ""
 
     @property
     def deviation(self) -> float:

@@ -1,16 +1,13 @@
 """The report of a decision: answer, pictures, tables, link, machine and commands, laid out as for runs."""
 
 import shlex
-from pathlib import Path
 from typing import Any
 
-from bench.core.config.run import RunConfig
-from bench.core.run_folder import RunFolder, read_json
+from bench.core.run_folder import read_json
 from bench.deciding.answer import Answer, link_in_words
 from bench.deciding.decision import seeds_in_words
 from bench.deciding.pictures import pictures_of
 from bench.deciding.search import TRAJECTORIES, WHOLE_RUNS
-from bench.deciding.study import LINK_OPTIONS
 from bench.deciding.tables import check_table, decision_table, link_table, step_table
 from bench.launch.recipes import with_recipe
 from bench.report.columns import format_number
@@ -78,12 +75,6 @@ def _shared(answer: Answer) -> dict[str, str]:
 
 def _link(answer: Answer) -> dict[str, Any]:
     """Return the content of the `link.json` of a whole run on the decision's link; empty if there is none."""
-    if not answer.checks and answer.baseline.step_times is not None:
-        return {}
-    asked = RunConfig(**{name: value for name, value in answer.study.base.items() if name in LINK_OPTIONS})
-    wanted = {name: getattr(asked, name) for name in LINK_OPTIONS}
-    for file in sorted((answer.folder / WHOLE_RUNS).glob("*/link.json"), reverse=True):
-        config = read_json(RunFolder(Path(file.parent)).config) or {}
-        if all(config.get(name, value) == value for name, value in wanted.items() if value is not None):
-            return read_json(file) or {}
-    return {}
+    whole_runs = [each.run_id for each in answer.checks] + [each.run["run_id"] for each in answer.baseline.whole_runs]
+    found = (read_json(answer.folder / WHOLE_RUNS / each / "link.json") for each in whole_runs)
+    return next(filter(None, found), {})

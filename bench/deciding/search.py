@@ -383,6 +383,7 @@ class Search:
             measured_s=whole.train_time_s,
             is_same_training=losses[0] == losses[1],
             other_cpu_share=max((share for share in shares if share is not None), default=None),
+            run_id=whole.run["run_id"],
         )
         write_json(path, dataclasses.asdict(check))
         return check

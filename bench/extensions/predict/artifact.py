@@ -9,12 +9,13 @@ from bench.core.errors import UsageError
 from bench.core.run_folder import read_json
 from bench.report.artifacts import Artifact, ArtifactKind
 
-_KEYS = {"script", "arguments", "world_size", "encoded", "step_s"}
+# Keys of a profile's file that become options of the command.
+_OPTIONS = ("world_size", "steps", "warmup_steps")
 
 
 def _read(path: Path) -> Artifact | None:
     content = read_json(path) if path.is_file() else None
-    if content is None or not content.keys() >= _KEYS:
+    if content is None or not content.keys() >= {*_OPTIONS, "script", "arguments", "encoded"}:
         return None
     return Artifact(path=path, status="ok", command=shlex.join(["bench", *_arguments(path, content)]))
 
@@ -27,8 +28,9 @@ def _again(path: Path) -> list[str]:
     return _arguments(next(each for each in names if not each.exists()), content)
 
 
-def _arguments(path: Path, content: dict[str, Any]) -> list[str]:  # the file does not hold the number of steps
-    options = {"--world-size": content["world_size"], "--compressors": ",".join(content["encoded"]), "--out": path}
+def _arguments(path: Path, content: dict[str, Any]) -> list[str]:
+    options = {f"--{name.replace('_', '-')}": content[name] for name in _OPTIONS}
+    options |= {"--compressors": ",".join(content["encoded"]), "--out": path}
     given = [str(each) for option in options.items() for each in option]
     return ["profile", *given, content["script"], *content["arguments"]]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import sys
 import tempfile
 from pathlib import Path
@@ -70,10 +70,11 @@ def profile(
     with tempfile.TemporaryDirectory(prefix="bench-profile-") as name:
         record(script, given, Path(name), world_size=world_size, warmup=warmup_steps, steps=steps)
         print(f"recorded {steps} steps and ended {script}", file=sys.stderr)
-        found = profile_of(Path(name), script, given, [*dict.fromkeys(["none", *map(str, wanted)])], _tell)
+        texts = [*dict.fromkeys(["none", *map(str, wanted)])]
+        found = profile_of(Path(name), script, given, texts, _tell, warmup_steps=warmup_steps)
     found.write(out)
     if as_json:
-        print_json(json.loads(out.read_text(encoding="utf-8")))
+        print_json(dataclasses.asdict(found))
     else:
         _show(found)
     computed_s = found.computed_s + found.update_s

@@ -36,6 +36,7 @@ class Profile(Calibration):
     Attributes:
         script, script_sha256, arguments: path, SHA-256 and arguments of the script.
         world_size: number of ranks that were profiled, all on one machine.
+        warmup_steps, steps: number of steps before the recorded ones, and of recorded steps.
         micro_steps: number of backward passes whose gradients add up before they are exchanged, in most steps.
         step_s: wall-clock seconds of a step.
         exposed_s: wall-clock seconds of a step in which a rank waits for DDP after backward, averaged over ranks.
@@ -49,6 +50,8 @@ class Profile(Calibration):
     script_sha256: str
     arguments: tuple[str, ...]
     world_size: AtLeastOne
+    warmup_steps: AtLeastOne
+    steps: AtLeastOne
     micro_steps: AtLeastOne
     step_s: Seconds
     exposed_s: Seconds
@@ -93,7 +96,13 @@ def record(script: Path, arguments: Sequence[str], folder: Path, *, world_size: 
 
 
 def profile_of(
-    folder: Path, script: Path, arguments: Sequence[str], compressors: Sequence[str], tell: Callable[[str], None]
+    folder: Path,
+    script: Path,
+    arguments: Sequence[str],
+    compressors: Sequence[str],
+    tell: Callable[[str], None],
+    *,
+    warmup_steps: int,
 ) -> Profile:
     """Return the profile of a script whose ranks wrote their records into a folder, and measure the compressors.
 
@@ -105,6 +114,7 @@ def profile_of(
         arguments: the script's arguments.
         compressors: spec texts of the compressors.
         tell: called with a line of text before each compressor.
+        warmup_steps: number of steps that were made before the recorded ones.
 
     Raises:
         UsageError: the script cannot be profiled.
@@ -157,6 +167,8 @@ def profile_of(
         script_sha256=hashlib.sha256(script.read_bytes()).hexdigest(),
         arguments=tuple(arguments),
         world_size=len(ranks),
+        warmup_steps=warmup_steps,
+        steps=len(first["steps"]),
         micro_steps=statistics.mode(step["micro_steps"] for step in first["steps"]),
         **times,
     )

@@ -83,5 +83,6 @@ def written_profile(folder: Path) -> str:
     parts = {field.name: getattr(known, field.name) for field in dataclasses.fields(known)}
     path = folder / "profile.json"
     run = {"script": "train.py", "script_sha256": "0", "arguments": (), "world_size": 2, "micro_steps": 4}
+    run |= {"warmup_steps": 5, "steps": 30}
     Profile(**parts, **run, step_s=0.4, exposed_s=0.0).write(path)
     return str(path)
