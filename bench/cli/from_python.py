@@ -32,7 +32,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Found:
-    """What a command found; printing it shows a table, and so does a notebook.
+    """The result of a command; `print` shows it as a table of text, and a notebook as an HTML table.
 
     Attributes:
         data: the content of the command's JSON; ``found["step_time_s"]`` reads it.

@@ -16,7 +16,7 @@ STDERR = 2
 
 
 class ProgressLine:
-    """What the running command is doing; nothing is printed before `begin` and after `end`."""
+    """Prints what the running command is doing, from `begin` to `end`."""
 
     def __init__(self) -> None:
         self._command, self._doing = "", ""

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.core.errors import UsageError
 from bench.core.files import locked, replacing
 from bench.core.functions import HASH_DIGITS
 from bench.datasets.base import DatasetError
-from bench.datasets.folders import Listing, find_files
+from bench.datasets.folders import UNREADABLE, Listing, find_files
 
 _ENDINGS = (".ttf", ".otf")
 _FORMAT = 1  # raise it when the same fonts give other drawings, so that older files of the cache are not used
@@ -87,7 +88,11 @@ def drawings_of(folder: str | None, size: int) -> Drawings:
     found = _own_fonts() if folder is None else Path(folder).absolute()
     if not found.is_dir():
         raise DatasetError(f"there is no folder of fonts {found}; {_CHANGE_FONTS}")
-    listing = tuple(each for each in find_files(found)[0] if each[0].lower().endswith(_ENDINGS))
+    files, left_out = find_files(found)
+    for reason, name in left_out:
+        if reason == UNREADABLE and (name.lower().endswith(_ENDINGS) or (found / name).is_dir()):
+            raise DatasetError(f"{found / name} cannot be read; change its permissions or remove it")
+    listing = tuple(each for each in files if each[0].lower().endswith(_ENDINGS))
     if folder is None:
         listing = tuple(each for each in listing if _is_text_face(each[0]))
     if not listing:
@@ -121,10 +126,13 @@ def _cached(folder: Path, listing: Listing, size: int) -> Drawings:
                 return Drawings.read(file)
             _draw_into(file, [Face.of(folder / name) for name, _, _ in listing], size)
         return Drawings.read(file)
-    except OSError as error:
+    except DatasetError:
+        raise
+    except (OSError, UsageError) as error:  # UsageError: the file system has no locks
+        reason = error.strerror if isinstance(error, OSError) else error
         raise DatasetError(
-            f"drawings of fonts cannot be kept in {file.parent} ({error.strerror or error}); set XDG_CACHE_HOME to a "
-            "folder that can be written"
+            f"drawings of fonts cannot be kept in {file.parent} ({reason or error}); set XDG_CACHE_HOME to a folder "
+            "that can be written and locked"
         ) from None
 
 
@@ -234,7 +242,7 @@ def _drawn(face: Face, characters: Sequence[str], size: int) -> dict[str, bytes]
     from PIL import Image, ImageDraw, ImageFont
 
     with face.path.open("rb") as file:
-        # The basic layout, because the other one depends on an optional library.
+        # Pillow's other layout engine depends on a library that not every machine has.
         font = ImageFont.truetype(file, size * 3 // 4, layout_engine=ImageFont.Layout.BASIC)
 
     def draw(character: str) -> bytes:

@@ -43,7 +43,7 @@ def held_out_among(sizes: Mapping[str, int], read: Callable[[str], bytes]) -> se
 
 
 def place_of(name: str) -> float:
-    """Return a number from 0 to 1 that follows from a name as if by chance."""
+    """Return a pseudo-random number from 0 to 1 that depends only on a name."""
     return int.from_bytes(hashlib.sha256(b"held out " + os.fsencode(name)).digest()[:8]) / 2**64
 
 

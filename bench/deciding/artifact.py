@@ -1,4 +1,4 @@
-"""What other commands show of the folder of a decision: its report, its pictures and its table."""
+"""Let other commands find the folder of a decision, and show its report, its pictures and its table."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class Search:
 
     @property
     def _job_shares(self) -> list[float | None]:
-        """For each job that timed steps, the share of the cores' time that other programs took."""
+        """The share of the cores' time that other programs took, in each job that timed steps."""
         return [share for job in self._jobs for share in job[self.methods[0].name].other_cpu_share]
 
     def _forget_times(self) -> None:

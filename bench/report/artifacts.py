@@ -40,7 +40,7 @@ class Artifact:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Views:
-    """What shows an artifact; each function takes its path.
+    """The functions that show an artifact; each takes its path.
 
     Attributes:
         page: returns the contents of its report.

@@ -1,4 +1,4 @@
-"""What `bench list runs` and `bench run --again` know of the files that `bench profile` writes."""
+"""Let `bench list runs` show the files of `bench profile`, and `bench run --again` repeat them."""
 
 import itertools
 import shlex

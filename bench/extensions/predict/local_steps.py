@@ -32,7 +32,7 @@ from collectives.schedule.waves import Ints
 from gradwire.local.by_speed import COMPUTE_PER_EXCHANGE, planned_steps
 from gradwire.local.options import LocalOptions
 
-MANY_STEPS = 10**9  # steps that each rank has left: so many that the end of the run is never near
+MANY_STEPS = 10**9  # number of steps that remain; the prediction is for the middle of a long run
 
 
 def predict_local(calibration: Calibration, job: Job, collective: Collective, options: LocalOptions) -> Prediction:

@@ -1,4 +1,4 @@
-"""What `bench predict` says around its tables: the job, methods that are not told apart, the first epoch, accuracy."""
+"""The sentences above and below the tables of `bench predict`."""
 
 import dataclasses
 import itertools

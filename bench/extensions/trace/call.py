@@ -37,8 +37,7 @@ class Call:
     Attributes:
         kind: "all_reduce" and so on; "gradwire" for an exchange of this project; "unknown".
         group: the library, the name of the process group, and its ranks in ascending order (empty if not recorded).
-        start_s: seconds after the beginning of the first step.
-        end_s: likewise.
+        start_s, end_s: when it began and ended, in seconds after the beginning of the first step.
         in_numel: number of elements that this rank contributes; None if not recorded.
         out_numel: number of elements that this rank gets; None if not recorded.
         dtype: type of the elements, such as "bfloat16"; "" if not recorded.

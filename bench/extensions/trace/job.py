@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.core.errors import UsageError
 from bench.core.files import walk
 from bench.extensions.trace.kineto import Recording, read
-from bench.extensions.trace.trace_file import HOW, NotATrace, looks_like_one
+from bench.extensions.trace.trace_file import HOW, looks_like_one
 
 # Traces of one job begin at nearly the same time; ranks may wait for each other before a step, but not this long.
 _FAR_APART_S = 600.0
@@ -30,17 +30,15 @@ def read_job(paths: Sequence[Path], limit: int) -> tuple[list[Recording], list[s
     """
     files = [file for path in paths for file in _files(path)]
     recordings: list[Recording] = []
-    notes: list[str] = []
+    errors: list[UsageError] = []
     for file in dict.fromkeys(files):
         try:
             recordings.append(read(file, limit))
         except UsageError as error:
-            if len(files) == 1:
-                raise
-            notes.append(f"left out: {error}")
+            errors.append(error)
     if not recordings:
-        raise NotATrace(notes[0].removeprefix("left out: "))
-    notes += _number(recordings)
+        raise errors[0]
+    notes = [f"left out: {error}" for error in errors] + _number(recordings)
     _check_one_job(recordings)
     return sorted(recordings, key=lambda recording: recording.rank or 0), notes
 

@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from bench.core.errors import UsageError
 from bench.extensions.trace.call import Call, dtype_of, kind_of, numel_of
 from bench.extensions.trace.intervals import EMPTY, Intervals, common, joined, minus, union
-from bench.extensions.trace.trace_file import NotATrace, read_events
+from bench.extensions.trace.trace_file import read_events
 
 Span = tuple[float, float]
 Lane = tuple[str, str]  # process and thread, or device and stream
@@ -42,14 +43,13 @@ _MARK = "gradwire: "
 
 @dataclasses.dataclass(kw_only=True)
 class Recording:
-    """What one rank recorded; times are seconds after the beginning of the first step.
+    """The trace of one rank; times are in seconds after the beginning of the first step.
 
     Attributes:
         path: the file.
         rank: the rank; None if not recorded.
         world_size: number of ranks of the job; None if not recorded.
         backends: names of the libraries that exchange data.
-        groups: the ranks of each process group, by name.
         began_s: when the first step began, seconds since 1970 if the file says so.
         has_clock: whether `began_s` is such a time.
         on_device: True if an accelerator computed, False if CPUs did.
@@ -65,7 +65,6 @@ class Recording:
     rank: int | None
     world_size: int | None
     backends: tuple[str, ...]
-    groups: dict[str, tuple[int, ...]]
     began_s: float
     has_clock: bool
     on_device: bool
@@ -134,7 +133,7 @@ def _role(name: str, *, is_operator: bool) -> str:
 
 
 class _Events:
-    """What is kept of the events of a file, until all are read; times are in microseconds, as in the file."""
+    """Collects what is needed of the events of a file; times are in microseconds, as in the file."""
 
     def __init__(self) -> None:
         self._operators: dict[str, dict[Lane, list[Span]]] = {
@@ -207,7 +206,7 @@ class _Events:
         """Return the recording.
 
         Raises:
-            NotATrace: there are no steps.
+            UsageError: there are no steps.
         """
         info = about.get("distributedInfo")
         info = info if isinstance(info, dict) else {}
@@ -233,7 +232,6 @@ class _Events:
             rank=_count(info.get("rank")) if "rank" in info else _rank_in(path.name),
             world_size=_count(info.get("world_size")),
             backends=self._backends,
-            groups=self._groups,
             began_s=(base or 0.0) * 1e-9 + self._zero * 1e-6,
             has_clock=base is not None,
             on_device=on_device,
@@ -264,7 +262,7 @@ class _Events:
             moved = _on_device(steps, np.array(known, dtype=np.float64).reshape(-1, 2))
             return {number: span for number, span in moved.items() if span[1] > span[0]} or steps
         if not events or any(self._operators.values()):
-            raise NotATrace(
+            raise UsageError(
                 f"{path} marks no steps; call step() of the profiler after each training step, and record at least one"
             )
         notes.append(f"{path.name} was recorded without the host (ProfilerActivity.CPU), so its steps are ")

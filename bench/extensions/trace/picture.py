@@ -16,7 +16,7 @@ from bench.extensions.trace.steps import PARTS, RankSteps, TracedJob
 from bench.report.plots import style
 
 _MOST_RANKS = 8
-_MOST_BARS = 1500  # per lane and part; shorter gaps than that are closed, because nobody would see them
+_MOST_BARS = 1500  # per lane and part; narrower gaps are not drawn, because nobody would see them
 _LOOKS: dict[str, dict[str, Any]] = {
     "compute_s": {"facecolor": style.PALETTE[2]},
     "encoding_s": {"facecolor": style.PALETTE[3]},

@@ -150,7 +150,7 @@ def _rank(recording: Recording, calls: SplitCalls) -> RankSteps:
 
 def _late(ranks: Sequence[RankSteps]) -> list[Late]:
     """Return, for every rank that came last, how long the others waited for it per step, the longest first."""
-    waits = np.zeros((len(ranks), len(ranks)))  # [who waited, for whom]
+    waits = np.zeros((len(ranks), len(ranks)))  # seconds per step, [waiting rank, late rank]
     for index, each in enumerate(ranks):
         calls = each.calls
         known = calls.late >= 0

@@ -22,10 +22,6 @@ _PACKED = b"\x1f\x8b"
 _GAP = re.compile(r"[\s,]*")
 
 
-class NotATrace(UsageError):
-    """A file holds no step that can be read; the message is one sentence."""
-
-
 def read_events(path: Path, limit: int, take: Callable[[dict[str, Any]], object]) -> tuple[dict[str, Any], bool]:
     """Call `take` with every event of a file; return the other entries of the file, and whether the file is whole.
 
@@ -50,7 +46,7 @@ def read_events(path: Path, limit: int, take: Callable[[dict[str, Any]], object]
     except (ValueError, RecursionError):
         is_whole = False
     if not num_events:
-        raise NotATrace(_what_it_is(path, text, about))
+        raise UsageError(_what_it_is(path, text, about))
     return about, is_whole
 
 
@@ -81,7 +77,7 @@ def _text(path: Path, limit: int) -> tuple[str, bool]:
                 parts.append(part)
                 size += len(part)
                 if size > limit:
-                    raise NotATrace(
+                    raise UsageError(
                         f"{path} is larger than {format_bytes(limit)} unpacked; record fewer steps, or give --max-size"
                     )
     except OSError as error:

@@ -111,7 +111,7 @@ def test_groups_are_matched_apart(tmp_path: Path) -> None:
 
 
 def test_gloo_on_cpus(tmp_path: Path) -> None:
-    """As recorded on two hosts at 200 Mbit/s: two sums are under way at once, and rank 1 was late by 150 ms."""
+    """The times are from two hosts at 200 Mbit/s: two sums overlap, and rank 1 was late by 150 ms."""
     sums = {0: [(12.5, 410), (20.0, 491), (422.9, 250)], 1: [(175.6, 250), (192.2, 314), (425.3, 248)]}
     for rank, spans in sums.items():
         events = [event("ProfilerStep#3", "user_annotation", 0, 676)]

@@ -1,4 +1,4 @@
-"""The copy of a text: made once, mapped by all, checked by its hash, and made anew when a file changes."""
+"""The copy of a text is made once, mapped by all processes, checked by its hash, and replaced when a file changes."""
 
 from __future__ import annotations
 
