@@ -19,7 +19,7 @@ from bench.core.errors import UsageError
 from bench.core.files import locked, replacing
 from bench.core.functions import HASH_DIGITS
 from bench.datasets.base import DatasetError
-from bench.datasets.folders import UNREADABLE, Listing, find_files
+from bench.datasets.folders import UNREADABLE, LeftOut, Listing, find_files, note_of
 
 _ENDINGS = (".ttf", ".otf")
 _FORMAT = 1  # raise it when the same fonts give other drawings, so that older files of the cache are not used
@@ -88,16 +88,22 @@ def drawings_of(folder: str | None, size: int) -> Drawings:
     found = _own_fonts() if folder is None else Path(folder).absolute()
     if not found.is_dir():
         raise DatasetError(f"there is no folder of fonts {found}; {_CHANGE_FONTS}")
-    files, left_out = find_files(found)
-    for reason, name in left_out:
-        if reason == UNREADABLE and (name.lower().endswith(_ENDINGS) or (found / name).is_dir()):
-            raise DatasetError(f"{found / name} cannot be read; change its permissions or remove it")
-    listing = tuple(each for each in files if each[0].lower().endswith(_ENDINGS))
+    listing, left_out = fonts_in(found)
     if folder is None:
         listing = tuple(each for each in listing if _is_text_face(each[0]))
     if not listing:
-        raise DatasetError(f"{found} holds no fonts; {_CHANGE_FONTS}")
+        reasons = note_of(", and it", left_out)
+        raise DatasetError(f"{found} holds no fonts{''.join(reasons)}; {_CHANGE_FONTS}")
     return _cached(found, listing, size)
+
+
+def fonts_in(folder: Path) -> tuple[Listing, LeftOut]:
+    """Return (the font files below a folder, files named like fonts and folders that are left out)."""
+    files, left_out = find_files(folder)
+    return (
+        tuple(each for each in files if each[0].lower().endswith(_ENDINGS)),
+        tuple(each for each in left_out if each[1].lower().endswith(_ENDINGS) or each[0] == UNREADABLE),
+    )
 
 
 def _own_fonts() -> Path:

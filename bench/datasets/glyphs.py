@@ -15,7 +15,8 @@ from annotated_types import Ge, Le
 from typing_extensions import Doc, override
 
 from bench.datasets.base import IMAGE_SIZE, DatasetError, ImageDataset, Samples
-from bench.datasets.fonts import Drawings, drawings_of
+from bench.datasets.folders import note_of
+from bench.datasets.fonts import Drawings, drawings_of, fonts_in
 from bench.datasets.warp import rotate_scale_shear_shift
 from collectives.options import CountOrZero, raise_first
 
@@ -86,6 +87,10 @@ class Glyphs(ImageDataset):
     @override
     def augment(self, inputs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return rotate_scale_shear_shift(inputs[:, :1], generator).expand_as(inputs)  # all channels are equal
+
+    @override
+    def warnings(self) -> list[str]:
+        return note_of(self.component_name, fonts_in(Path(self.fonts))[1]) if self.fonts else []
 
     @override
     def sizes(self) -> tuple[int, int]:

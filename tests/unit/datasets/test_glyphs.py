@@ -186,6 +186,8 @@ def test_fonts_of_your_own(tmp_path: Path) -> None:
     assert dataset.drawings.training == ["DejaVu Sans Book", "DejaVu Sans Oblique"]
     assert dataset.drawings.held_out == ["DejaVu Serif Book"]
     assert dataset.sizes() == (18, 9)
+    (tmp_path / "lost.ttf").symlink_to("nowhere.ttf")
+    assert dataset.warnings() == ["glyphs leaves out 1 behind a broken link (lost.ttf)"]
     assert f"hash={dataset.drawings.hash}" in str(dataset)
     (tmp_path / "DejaVuSerif.ttf").write_bytes(b"no font")
     with pytest.raises(UsageError, match=r"DejaVuSerif.ttf cannot be read as a font .*; repair or remove it$"):
