@@ -187,6 +187,8 @@ def estimated(config: PredictConfig) -> EstimatedCalibration:
         name, dataset_name, num_classes = "a model of equal layers", "", None
         basis = f"{len(layers)} equal square matrices"
         measures = "bench profile measures your own script"
+        if config.device == "cpu":
+            measures += ", and --device cuda is for ranks on GPUs"
     else:
         dataset = cast(Dataset, spec.build("datasets", config.dataset or DATASET))
         model = cast(Model, spec.build("models", cast(str, config.model)))
